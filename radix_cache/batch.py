@@ -1,0 +1,161 @@
+"""Batches: a step of a scheduler as one call.
+
+Recording and running are apart. `Recorder` has the verbs of a cache, and turns each call into an operation and a
+`Pending` answer; what carries the operations to a cache and brings the outcomes back is given to it. In process that is a
+method of the cache, remotely one message.
+
+A verb with a bad argument spoils nothing: its own answer is the error, and so is that of every later verb which needs the
+lease it would have opened.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from radix_cache import operations
+from radix_cache.errors import BatchNotRun, RadixCacheError
+from radix_cache.leases import Lease
+from radix_cache.operations import InsertResult, Operation, Outcome
+from radix_cache.tokens import BlockIds, TokenIds
+
+__all__ = ["Batch", "Pending", "Recorder"]
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """The answer to come of one verb in a batch. Anywhere a lease goes in the same batch, a pending match may go.
+
+    lease_id: the lease that it opens or needs, if any.
+    """
+
+    __slots__ = ("_outcome", "lease_id")
+
+    def __init__(self, lease_id: str | None = None) -> None:
+        self.lease_id = lease_id
+        self._outcome: Outcome | None = None
+
+    def result(self) -> T:
+        """Return the answer, or raise the error that the verb ended in. Raises `BatchNotRun` before there is one."""
+        if self._outcome is None:
+            raise BatchNotRun("the batch has not run: its answers are there after the with block")
+        if self._outcome.error is not None:
+            raise self._outcome.error
+        value: T = self._outcome.value
+        return value
+
+    def _resolve(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+
+class Recorder:
+    """The verbs of a cache, written down. Arguments and answers are those of `radix_cache.PrefixCache`."""
+
+    def __init__(self) -> None:
+        self._recorded: list[tuple[Operation, Pending[Any]]] = []
+        self._failed: dict[str, RadixCacheError] = {}  # leases whose match was refused when it was written down
+
+    def match_prefix(
+        self,
+        tokens: TokenIds,
+        namespace: Iterable[str] = (),
+        max_tokens: int | None = None,
+        num_tokens: int | None = None,
+        num_blocks: int | None = None,
+        parent: object = None,
+        lease_id: str | None = None,
+    ) -> Pending[Lease]:
+        """Find the longest cached prefix, lock it and allocate."""
+        opened = operations.new_lease_id() if lease_id is None else lease_id
+        return self._record(
+            lambda: operations.match_prefix(tokens, namespace, max_tokens, num_tokens, num_blocks, parent, opened),
+            opened,
+            needs=parent,
+        )
+
+    def allocate(
+        self, lease: object, num_tokens: int | None = None, num_blocks: int | None = None
+    ) -> Pending[array[int]]:
+        """Grow the block table."""
+        return self._record(lambda: operations.allocate(lease, num_tokens, num_blocks), needs=lease)
+
+    def insert(self, lease: object, tokens: TokenIds, offset: int = 0) -> Pending[InsertResult]:
+        """Publish whole blocks."""
+        return self._record(lambda: operations.insert(lease, tokens, offset), needs=lease)
+
+    def free(self, lease: object, block_ids: BlockIds) -> Pending[None]:
+        """Give back redundant blocks or the tail of the table."""
+        return self._record(lambda: operations.free(lease, block_ids), needs=lease)
+
+    def release(self, lease: object) -> Pending[None]:
+        """End the lease."""
+        return self._record(lambda: operations.release(lease), needs=lease)
+
+    def renew(self, lease: object, ttl_s: float | None = None) -> Pending[None]:
+        """Let the lease live on."""
+        return self._record(lambda: operations.renew(lease, ttl_s), needs=lease)
+
+    def probe(self, tokens: TokenIds, namespace: Iterable[str] = ()) -> Pending[int]:
+        """Count cached tokens."""
+        return self._record(lambda: operations.probe(tokens, namespace))
+
+    def evict(self, num_blocks: int) -> Pending[int]:
+        """Return evictable blocks to the pool; the answer is how many."""
+        return self._record(lambda: operations.evict(num_blocks))
+
+    def reset(self, namespace: Iterable[str] | None = None, tokens: TokenIds | None = None) -> Pending[None]:
+        """Forget what is cached."""
+        return self._record(lambda: operations.reset(namespace, tokens))
+
+    def _record(self, make: Callable[[], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
+        pending: Pending[Any] = Pending(opens if opens is not None else getattr(needs, "lease_id", None))
+        try:
+            if needs is not None and (failed := self._failed.get(operations.lease_id_of(needs))):
+                raise failed
+            self._recorded.append((make(), pending))
+        except RadixCacheError as error:
+            pending._resolve(Outcome(error=error))
+            if isinstance(opens, str):
+                self._failed[opens] = error
+        return pending
+
+    @property
+    def _operations(self) -> list[Operation]:
+        return [operation for operation, _ in self._recorded]
+
+    def _resolve(self, outcomes: Iterable[Outcome]) -> None:
+        for (_, pending), outcome in zip(self._recorded, outcomes, strict=True):
+            pending._resolve(outcome)
+
+    def _fail(self, error: RadixCacheError) -> None:
+        """The batch as a whole came to nothing."""
+        self._resolve(Outcome(error=error) for _ in self._recorded)
+
+
+class Batch(Recorder):
+    """A context manager that runs what was recorded in it when it ends; left by an exception, it runs nothing.
+
+    run: carries the operations to a cache and returns their outcomes, in order.
+    """
+
+    def __init__(self, run: Callable[[list[Operation]], list[Outcome]]) -> None:
+        super().__init__()
+        self._run = run
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            return
+        try:
+            outcomes = self._run(self._operations)
+        except RadixCacheError as failure:
+            self._fail(failure)
+            raise
+        self._resolve(outcomes)

@@ -1,0 +1,113 @@
+"""A node of the tree: one span of tokens and the blocks that hold it.
+
+The representation is what makes plain Python fast enough here:
+
+- The span and its block ids are each one ``bytes``: a comparison is one memcmp, a cut one memcpy, a cached leaf of 64
+  tokens two small objects, and no node ever points into a larger buffer.
+- ``children`` is keyed by the whole first block of each child's span, so one dict look-up tells which child agrees with
+  a prompt by at least a block. It is None on leaves.
+- ``num_locks`` counts the leases that end in this node plus its locked children. So a lock climbs only to the first
+  ancestor that is locked already, and a node is protected exactly if its count is not zero.
+- A cut makes a new *upper* half; the lower half stays the same object. Whoever ends in the node keeps ending at the
+  same token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Node", "Root", "common_prefix"]
+
+BLOCK_ID_BYTES = 4
+
+
+class Node:
+    """One span; see the module's text.
+
+    parent: the node above, None in a root; kept when a reset takes this node out of its parent's children, so that locks still climb.
+    tokens: the span, packed; a whole number of blocks.
+    block_ids: one int32 for each block of the span.
+    children: first block of the child's span -> child; None where there are none.
+    num_locks: leases that end here + children with locks.
+    last_access: logical time of the last match or insert that covered this node.
+    is_dead: out of the tree, by eviction or reset; what is still locked then is freed when it is unlocked.
+    prev, next, rank: for the eviction policy alone.
+    """
+
+    __slots__ = (
+        "block_ids",
+        "children",
+        "is_dead",
+        "last_access",
+        "next",
+        "num_locks",
+        "parent",
+        "prev",
+        "rank",
+        "tokens",
+    )
+
+    def __init__(self, parent: Node | None, tokens: bytes, block_ids: bytes) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.block_ids = block_ids
+        self.children: dict[bytes, Node] | None = None
+        self.num_locks = 0
+        self.last_access = 0
+        self.is_dead = False
+        self.prev: Node | None = None
+        self.next: Node | None = None
+        self.rank: Any = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the span."""
+        return len(self.block_ids) // BLOCK_ID_BYTES
+
+    def cut(self, num_bytes: int, block_bytes: int) -> Node:
+        """Split off and return a new upper half that holds the first ``num_bytes`` of the span; this node is the lower.
+
+        ``num_bytes`` is a multiple of ``block_bytes`` strictly inside the span. The upper half inherits the place in the
+        parent, the last access, and a lock if this node has any. O(length of the span).
+        """
+        tokens, block_ids = self.tokens, self.block_ids
+        num_id_bytes = num_bytes // block_bytes * BLOCK_ID_BYTES
+        upper = Node(self.parent, tokens[:num_bytes], block_ids[:num_id_bytes])
+        upper.last_access = self.last_access
+        upper.num_locks = 1 if self.num_locks else 0
+        upper.children = {tokens[num_bytes : num_bytes + block_bytes]: self}
+        if self.parent is not None and self.parent.children is not None:
+            self.parent.children[tokens[:block_bytes]] = upper
+        self.parent = upper
+        self.tokens = tokens[num_bytes:]
+        self.block_ids = block_ids[num_id_bytes:]
+        return upper
+
+
+class Root(Node):
+    """Where a namespace begins: an empty span. It lives as long as anything is cached below it."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: tuple[str, ...]) -> None:
+        super().__init__(None, b"", b"")
+        self.namespace = namespace
+
+
+def common_prefix(span: bytes, data: bytes, start: int, limit: int, unit: int) -> int:
+    """Return how many leading bytes of ``span`` equal ``data[start:limit]``, rounded down to a multiple of ``unit``.
+
+    The first ``unit`` bytes are known to agree. A binary search over memcmp: O(length), with a small constant.
+    """
+    low, high = unit, min(len(span), limit - start)
+    high -= high % unit
+    if data.startswith(span[:high], start):
+        return high
+    while high - low > unit:
+        middle = (low + high) // 2
+        middle -= middle % unit
+        if data.startswith(span[low:middle], start + low):
+            low = middle
+        else:
+            high = middle
+    return low

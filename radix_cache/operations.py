@@ -1,0 +1,272 @@
+"""What can be asked of a cache, as values: one tuple for each verb, and what the verbs answer.
+
+A batch is a list of these; the service turns each request message into one. The functions of the same names in lower
+case check what a caller gave and pack it: every route to a cache (in process, remote, batched) goes through them, so all
+refuse the same things with the same words.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from array import array
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+from radix_cache.errors import InvalidArgument, RadixCacheError
+from radix_cache.tokens import BlockIds, TokenIds, as_block_ids, pack_tokens
+
+__all__ = [
+    "Allocate",
+    "Evict",
+    "Free",
+    "Insert",
+    "InsertResult",
+    "MatchPrefix",
+    "Namespace",
+    "Operation",
+    "Outcome",
+    "Probe",
+    "Release",
+    "Renew",
+    "Reset",
+    "allocate",
+    "check_count",
+    "check_name",
+    "check_namespace",
+    "check_seconds",
+    "evict",
+    "free",
+    "insert",
+    "lease_id_of",
+    "match_prefix",
+    "new_lease_id",
+    "probe",
+    "release",
+    "renew",
+    "reset",
+]
+
+Namespace: TypeAlias = tuple[str, ...]
+
+MAX_NAME_LENGTH = 256
+MAX_NAMESPACE_PARTS = 32
+MAX_NAMESPACE_LENGTH = 1024
+MAX_TOKENS = 2**62
+MAX_BLOCKS = 2**31 - 1
+
+
+class MatchPrefix(NamedTuple):
+    """Find, lock and allocate. ``lease_id`` names the lease that it opens, ``parent_id`` the one it forks from."""
+
+    tokens: bytes
+    lease_id: str
+    namespace: Namespace = ()
+    max_tokens: int | None = None
+    num_tokens: int | None = None
+    num_blocks: int | None = None
+    parent_id: str | None = None
+
+
+class Allocate(NamedTuple):
+    """Grow the lease's block table to cover ``num_tokens``, or by ``num_blocks``."""
+
+    lease_id: str
+    num_tokens: int | None = None
+    num_blocks: int | None = None
+
+
+class Insert(NamedTuple):
+    """Publish the whole blocks of ``tokens``, which begin at position ``offset``."""
+
+    lease_id: str
+    tokens: bytes
+    offset: int = 0
+
+
+class Free(NamedTuple):
+    """Give back redundant blocks, or the tail of the block table."""
+
+    lease_id: str
+    block_ids: array[int]
+
+
+class Release(NamedTuple):
+    """End the lease."""
+
+    lease_id: str
+
+
+class Renew(NamedTuple):
+    """Let the lease live for another ``ttl_s`` seconds (None: the cache's own ttl)."""
+
+    lease_id: str
+    ttl_s: float | None = None
+
+
+class Probe(NamedTuple):
+    """Count the cached tokens; nothing is locked or touched."""
+
+    tokens: bytes
+    namespace: Namespace = ()
+
+
+class Evict(NamedTuple):
+    """Return up to ``num_blocks`` evictable blocks to the pool."""
+
+    num_blocks: int
+
+
+class Reset(NamedTuple):
+    """Forget what is cached under ``namespace``, or only what extends ``tokens`` there."""
+
+    namespace: Namespace = ()
+    tokens: bytes = b""
+
+
+Operation: TypeAlias = MatchPrefix | Allocate | Insert | Free | Release | Renew | Probe | Evict | Reset
+
+
+class InsertResult(NamedTuple):
+    """What an insert did.
+
+    num_cached_tokens: how many of the tokens, counted from position 0, were cached before.
+    block_ids: the canonical id of every whole block of the tokens given, int32.
+    redundant_block_ids: of the caller's own ids, those whose tokens the tree holds in other blocks, int32.
+    """
+
+    num_cached_tokens: int
+    block_ids: array[int]
+    redundant_block_ids: array[int]
+
+
+class Outcome(NamedTuple):
+    """The answer to one operation of a batch: a value, or the error that it alone ended in."""
+
+    value: Any = None
+    error: RadixCacheError | None = None
+
+
+def match_prefix(
+    tokens: TokenIds,
+    namespace: Iterable[str] = (),
+    max_tokens: int | None = None,
+    num_tokens: int | None = None,
+    num_blocks: int | None = None,
+    parent: object = None,
+    lease_id: str | None = None,
+) -> MatchPrefix:
+    """Check and pack the arguments of a match; a lease id is chosen where none is given."""
+    return MatchPrefix(
+        pack_tokens(tokens),
+        new_lease_id() if lease_id is None else check_name(lease_id, "lease_id"),
+        namespace if namespace == () else check_namespace(namespace),  # type: ignore[arg-type]
+        None if max_tokens is None else check_count(max_tokens, "max_tokens", most=MAX_TOKENS),
+        None if num_tokens is None else check_count(num_tokens, "num_tokens", most=MAX_TOKENS),
+        None if num_blocks is None else check_count(num_blocks, "num_blocks"),
+        None if parent is None else lease_id_of(parent),
+    )
+
+
+def allocate(lease: object, num_tokens: int | None = None, num_blocks: int | None = None) -> Allocate:
+    """Check the arguments of an allocation: at least one of the two numbers."""
+    if num_tokens is None and num_blocks is None:
+        raise InvalidArgument("allocate needs num_tokens or num_blocks")
+    return Allocate(
+        lease_id_of(lease),
+        None if num_tokens is None else check_count(num_tokens, "num_tokens", most=MAX_TOKENS),
+        None if num_blocks is None else check_count(num_blocks, "num_blocks"),
+    )
+
+
+def insert(lease: object, tokens: TokenIds, offset: int = 0) -> Insert:
+    """Check and pack the arguments of an insert."""
+    return Insert(lease_id_of(lease), pack_tokens(tokens), check_count(offset, "offset", most=MAX_TOKENS))
+
+
+def free(lease: object, block_ids: BlockIds) -> Free:
+    """Check and pack the arguments of a free."""
+    return Free(lease_id_of(lease), as_block_ids(block_ids))
+
+
+def release(lease: object) -> Release:
+    """Check the argument of a release."""
+    return Release(lease_id_of(lease))
+
+
+def renew(lease: object, ttl_s: float | None = None) -> Renew:
+    """Check the arguments of a renewal."""
+    return Renew(lease_id_of(lease), None if ttl_s is None else check_seconds(ttl_s, "ttl_s"))
+
+
+def probe(tokens: TokenIds, namespace: Iterable[str] = ()) -> Probe:
+    """Check and pack the arguments of a probe."""
+    return Probe(pack_tokens(tokens), check_namespace(namespace))
+
+
+def evict(num_blocks: int) -> Evict:
+    """Check the argument of an eviction."""
+    return Evict(check_count(num_blocks, "num_blocks"))
+
+
+def reset(namespace: Iterable[str] | None = None, tokens: TokenIds | None = None) -> Reset:
+    """Check and pack the arguments of a reset; no namespace means all of them."""
+    return Reset(
+        () if namespace is None else check_namespace(namespace),
+        b"" if tokens is None else pack_tokens(tokens),
+    )
+
+
+def new_lease_id() -> str:
+    """Return 128 random bits as 32 hex digits: safe to choose anywhere, never guessed, never used again."""
+    return os.urandom(16).hex()
+
+
+def lease_id_of(lease: object) -> str:
+    """Return the id of a lease, or of a match that is still to run; an id is its own. Else `InvalidArgument`."""
+    lease_id = lease if isinstance(lease, str) else getattr(lease, "lease_id", None)
+    if not isinstance(lease_id, str):
+        raise InvalidArgument(f"a lease or its id is needed, not {type(lease).__name__}")
+    return lease_id
+
+
+def check_name(value: str, what: str) -> str:
+    """Return ``value`` if it can serve as a lease or engine id, or raise `InvalidArgument`."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_LENGTH:
+        shown = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+        raise InvalidArgument(f"{what} is a string of 1 to {MAX_NAME_LENGTH} characters, not {shown}")
+    return value
+
+
+def check_namespace(namespace: Iterable[str]) -> Namespace:
+    """Return ``namespace`` as a tuple of strings, or raise `InvalidArgument`."""
+    if isinstance(namespace, str) or not isinstance(namespace, Iterable):
+        raise InvalidArgument(f"namespace is a tuple of strings, not {type(namespace).__name__}")
+    parts = tuple(namespace)
+    for part in parts:
+        if not isinstance(part, str):
+            raise InvalidArgument(f"namespace is a tuple of strings, not one with {type(part).__name__} in it")
+    length = sum(map(len, parts))
+    if len(parts) > MAX_NAMESPACE_PARTS or length > MAX_NAMESPACE_LENGTH:
+        raise InvalidArgument(
+            f"namespace has at most {MAX_NAMESPACE_PARTS} parts and {MAX_NAMESPACE_LENGTH} characters, "
+            f"not {len(parts)} and {length}"
+        )
+    return parts
+
+
+def check_count(value: int, what: str, least: int = 0, most: int = MAX_BLOCKS) -> int:
+    """Return ``value`` as an int in [least, most], or raise `InvalidArgument` that names it and the limit."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise InvalidArgument(f"{what} is an integer, not {value!r}")
+    number = value.__index__()
+    if not least <= number <= most:
+        raise InvalidArgument(f"{what} is at least {least} and at most {most}, not {number}")
+    return number
+
+
+def check_seconds(value: float, what: str) -> float:
+    """Return ``value`` as a finite number of seconds above 0, or raise `InvalidArgument`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise InvalidArgument(f"{what} is a number of seconds above 0, not {value!r}")
+    return float(value)
