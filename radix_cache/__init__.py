@@ -1,7 +1,7 @@
 """radix-cache: a prefix cache for LLM inference engines.
 
-`PrefixCache` is the whole of it in process: a radix tree, a block pool and leases. `RadixTree` is the tree alone, for those
-who own the block ids. `radix_cache_service.Client` has the verbs of `PrefixCache` over gRPC.
+`PrefixCache` is the whole of it in process: a radix tree, a block pool and leases. `RadixTree` is the tree alone, for
+those who own the block ids. `radix_cache_service.Client` has the verbs of `PrefixCache` over gRPC.
 """
 
 from radix_cache.batch import Batch, Pending

@@ -1,11 +1,11 @@
 """Batches: a step of a scheduler as one call.
 
 Recording and running are apart. `Recorder` has the verbs of a cache, and turns each call into an operation and a
-`Pending` answer; what carries the operations to a cache and brings the outcomes back is given to it. In process that is a
-method of the cache, remotely one message.
+`Pending` answer; what carries the operations to a cache and brings the outcomes back is given to it. In process that is
+a method of the cache, remotely one message.
 
-A verb with a bad argument spoils nothing: its own answer is the error, and so is that of every later verb which needs the
-lease it would have opened.
+A verb with a bad argument spoils nothing: its own answer is the error, and so is that of every later verb which needs
+the lease it would have opened.
 """
 
 from __future__ import annotations

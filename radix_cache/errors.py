@@ -70,7 +70,9 @@ class InvalidBlocks(InvalidArgument):
 
 
 class PoolExhausted(RadixCacheError, MemoryError):
-    """``needed`` blocks were asked for, ``available`` could have been had (free and evictable, less what is kept back)."""
+    """``needed`` blocks were asked for, ``available`` could have been had (free and evictable, less what is kept
+    back).
+    """
 
     def __init__(self, needed: int, available: int) -> None:
         super().__init__(f"{needed} blocks needed, {available} available")

@@ -4,10 +4,10 @@ It works on packed tokens and packed block ids, trusts its caller about whose th
 pool: `radix_cache.tree` puts the caller's ids in front of it, `radix_cache.cache` a pool and leases.
 
 Theory of operation. A prompt is walked from its namespace's root: the next block is looked up among the children, the
-child's whole span is compared in one go, and so on. A walk changes nothing; it ends in a node, or part of the way into a
-child. What follows is up to the caller, who may refuse it; only then is the child cut where the walk ended, the
-path touched and locked. So every node boundary lies where some match or insert ended, and locks, touches and evictions are
-as exact as if each block were a node of its own.
+child's whole span is compared in one go, and so on. A walk changes nothing; it ends in a node, or part of the way into
+a child. What follows is up to the caller, who may refuse it; only then is the child cut where the walk ended, the
+path touched and locked. So every node boundary lies where some match or insert ended, and locks, touches and evictions
+are as exact as if each block were a node of its own.
 
 A reset takes whole subtrees out of sight at once and leaves the walk through them to `sweep`, piece by piece. Until it
 gets there their leaves are evicted like any other. A node that is still locked then dies: no walk finds it, and
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from radix_cache.errors import IntegrityError, InvalidTokens
 from radix_cache.node import BLOCK_ID_BYTES, Node, Root, common_prefix
@@ -29,6 +30,9 @@ from radix_cache.stats import TreeNode
 from radix_cache.tokens import TOKEN_BYTES
 
 __all__ = ["PrefixIndex"]
+
+FrozenNode: TypeAlias = tuple[int | Namespace, bytes, bytes, int]
+"""Position of the parent, or a root's namespace; tokens; block ids; last access."""
 
 _MAX_EXTENDED_BYTES = 64 * 1024  # a span is not extended beyond this: each extension copies it
 _MAX_TRIMMED_BLOCKS = 256  # of a longer leaf this much is cut off first: each trim copies the rest
@@ -134,7 +138,9 @@ class PrefixIndex:
         return node.cut(num_bytes, self.block_bytes)
 
     def node_above(self, node: Node, depth: int, stop: int) -> Node:
-        """Return the node of the path that ends at byte ``stop``, cutting one if need be; ``node`` ends at ``depth``."""
+        """Return the node of the path that ends at byte ``stop``, cutting one if need be; ``node`` ends at
+        ``depth``.
+        """
         while depth - len(node.tokens) >= stop and node.parent is not None:
             depth -= len(node.tokens)
             node = node.parent
@@ -283,7 +289,8 @@ class PrefixIndex:
                 self._bare(node)
 
     def sweep(self, num_nodes: int) -> list[bytes] | None:
-        """Free up to ``num_nodes`` nodes of what was detached; return the ids of their blocks, or None when all is done.
+        """Free up to ``num_nodes`` nodes of what was detached; return the ids of their blocks, or None when all is
+        done.
 
         A node under a lock only dies; `unlock` returns its blocks.
         """
@@ -316,6 +323,35 @@ class PrefixIndex:
             yield node
             if node.children is not None:
                 stack.extend(reversed(node.children.values()))
+
+    def freeze(self) -> list[FrozenNode]:
+        """Return every visible node as a flat row, parents first, without locks."""
+        position: dict[Node, int] = {}
+        frozen: list[FrozenNode] = []
+        for node in self.nodes(self.roots.values()):
+            position[node] = len(frozen)
+            above = node.namespace if isinstance(node, Root) else position[node.parent]  # type: ignore[index]
+            frozen.append((above, node.tokens, node.block_ids, node.last_access))
+        return frozen
+
+    def thaw(self, frozen: Iterable[FrozenNode]) -> None:
+        """Fill this empty index with what `freeze` returned. O(nodes log leaves)."""
+        nodes: list[Node] = []
+        for above, tokens, block_ids, last_access in frozen:
+            if isinstance(above, tuple):
+                node: Node = self.open_root(above)
+            else:
+                node = Node(nodes[above], tokens, block_ids)
+                siblings = nodes[above].children = nodes[above].children or {}
+                siblings[tokens[: self.block_bytes]] = node
+                self.num_nodes += 1
+                self.num_cached_blocks += node.num_blocks
+            node.last_access = last_access
+            self.now = max(self.now, last_access)
+            nodes.append(node)
+        for node in nodes:
+            if node.children is None:
+                self.policy.add(node)
 
     def rows(self, tops: Iterable[Root], max_nodes: int, max_span_tokens: int) -> Iterator[TreeNode]:
         """Yield up to ``max_nodes`` rows of the trees under ``tops``, parents first."""
@@ -384,7 +420,9 @@ class PrefixIndex:
             raise IntegrityError(f"namespace {node.namespace} is kept with nothing in it")
 
     def _check_links(self, node: Node, num_ends: int) -> None:
-        """Children are keyed by their first block, point back, and are no younger; locks are ends plus locked children."""
+        """Children are keyed by their first block, point back, and are no younger; locks are ends plus locked
+        children.
+        """
         children = node.children
         if children is not None and not children:
             raise IntegrityError("an empty dict of children is kept")

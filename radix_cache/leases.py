@@ -15,6 +15,7 @@ import heapq
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
+
 from radix_cache.errors import InvalidBlocks, LeaseExpired, UnknownLease
 from radix_cache.node import Node
 from radix_cache.operations import Namespace

@@ -24,7 +24,8 @@ BLOCK_ID_BYTES = 4
 class Node:
     """One span; see the module's text.
 
-    parent: the node above, None in a root; kept when a reset takes this node out of its parent's children, so that locks still climb.
+    parent: the node above, None in a root; kept when a reset takes this node out of its parent's children, so that
+    locks still climb.
     tokens: the span, packed; a whole number of blocks.
     block_ids: one int32 for each block of the span.
     children: first block of the child's span -> child; None where there are none.
@@ -67,8 +68,8 @@ class Node:
     def cut(self, num_bytes: int, block_bytes: int) -> Node:
         """Split off and return a new upper half that holds the first ``num_bytes`` of the span; this node is the lower.
 
-        ``num_bytes`` is a multiple of ``block_bytes`` strictly inside the span. The upper half inherits the place in the
-        parent, the last access, and a lock if this node has any. O(length of the span).
+        ``num_bytes`` is a multiple of ``block_bytes`` strictly inside the span. The upper half inherits the place in
+        the parent, the last access, and a lock if this node has any. O(length of the span).
         """
         tokens, block_ids = self.tokens, self.block_ids
         num_id_bytes = num_bytes // block_bytes * BLOCK_ID_BYTES

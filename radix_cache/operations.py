@@ -1,8 +1,8 @@
 """What can be asked of a cache, as values: one tuple for each verb, and what the verbs answer.
 
 A batch is a list of these; the service turns each request message into one. The functions of the same names in lower
-case check what a caller gave and pack it: every route to a cache (in process, remote, batched) goes through them, so all
-refuse the same things with the same words.
+case check what a caller gave and pack it: every route to a cache (in process, remote, batched) goes through them, so
+all refuse the same things with the same words.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def match_prefix(
     return MatchPrefix(
         pack_tokens(tokens),
         new_lease_id() if lease_id is None else check_name(lease_id, "lease_id"),
-        namespace if namespace == () else check_namespace(namespace),  # type: ignore[arg-type]
+        () if namespace == () else check_namespace(namespace),
         None if max_tokens is None else check_count(max_tokens, "max_tokens", most=MAX_TOKENS),
         None if num_tokens is None else check_count(num_tokens, "num_tokens", most=MAX_TOKENS),
         None if num_blocks is None else check_count(num_blocks, "num_blocks"),

@@ -103,7 +103,9 @@ class BlockPool:
         return 0 <= block_id < self.num_blocks and bool(self._in_use[block_id])
 
     def check_integrity(self) -> None:
-        """Walk every free id; raise `IntegrityError` if one is in use, appears twice, or the sums are off. O(num_blocks)."""
+        """Walk every free id; raise `IntegrityError` if one is in use, appears twice, or the sums are off.
+        O(num_blocks).
+        """
         free = array("i", range(self._num_touched, self.num_blocks))
         for number, ids in enumerate(self._freed):
             free.extend(ids if number else ids[self._num_taken :])

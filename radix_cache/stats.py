@@ -62,7 +62,9 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a client must know of a cache. The fields after ``growth_share`` are a server's; in process they are None."""
+    """What a client must know of a cache. The fields after ``growth_share`` are a server's; in process they are
+    None.
+    """
 
     block_size: int
     num_blocks: int

@@ -1,7 +1,7 @@
 """Token ids and block ids, from whatever a caller has to the one packed form that the tree compares.
 
-Packed tokens are little-endian uint32 ``bytes``: comparing two spans is one memcmp, slicing one memcpy, and what arrives
-from the wire is used as it is. Block ids are int32 ``array('i')``, which numpy and torch wrap without a copy.
+Packed tokens are little-endian uint32 ``bytes``: comparing two spans is one memcmp, slicing one memcpy, and what
+arrives from the wire is used as it is. Block ids are int32 ``array('i')``, which numpy and torch wrap without a copy.
 
 Everything that checks a value range lives here. What it does not do: it never guesses. A float, a bool, a string or a
 number outside its range is refused with its position, however easily it could be converted.
@@ -168,7 +168,7 @@ def _from_buffer(view: memoryview, error: _Error, what: str) -> array[int]:
         if not any(high.tobytes()):
             return array("I", low.tobytes())
     native = {1: "b", 2: "h", 4: "i", 8: "q"}[view.itemsize]
-    values = memoryview(raw).cast(native if kind.islower() else native.upper()).tolist()
+    values = array(native if kind.islower() else native.upper(), raw)
     return _from_sequence(values, error, what)
 
 

@@ -1,16 +1,18 @@
 """The radix tree on its own: the caller owns the block ids, the tree remembers which tokens they hold.
 
-For those who bring their own pool and scheduler. `RadixTree` puts three things in front of `radix_cache.index`: tokens in
-any form, a holder for each lock, and the check that a block id is never given to it twice.
+For those who bring their own pool and scheduler. `RadixTree` puts three things in front of `radix_cache.index`: tokens
+in any form, a holder for each lock, and the check that a block id is never given to it twice.
 """
 
 from __future__ import annotations
 
+import copy
 from array import array
 from types import TracebackType
+from typing import Any
 
 from radix_cache.errors import IntegrityError, InvalidBlocks, UnknownLease
-from radix_cache.index import PrefixIndex
+from radix_cache.index import FrozenNode, PrefixIndex
 from radix_cache.node import BLOCK_ID_BYTES, Node
 from radix_cache.operations import InsertResult, Namespace, check_count, check_namespace
 from radix_cache.policies import EvictionPolicy, make_policy
@@ -126,8 +128,8 @@ class RadixTree:
     def release(self, match: Match) -> array[int]:
         """Undo the lock of ``match``, once. Touches nothing. O(depth).
 
-        Returns the ids that are the caller's again: those that a `reset` took out of the tree while only this match still
-        held them. Raises `UnknownLease` for a match that is released already, or another tree's.
+        Returns the ids that are the caller's again: those that a `reset` took out of the tree while only this match
+        still held them. Raises `UnknownLease` for a match that is released already, or another tree's.
         """
         if self._held.pop(id(match), None) is None:
             raise UnknownLease(hex(id(match)), f"{match!r} is not held in this tree")
@@ -141,8 +143,8 @@ class RadixTree:
         ``block_ids``: one for each whole block; one more, for the ragged tail, may follow and is ignored. What the tree
         holds already stays where it is: of the ids given there, those that differ come back as redundant and are still
         the caller's. Mutates; touches the whole path. O(tokens).
-        Raises `InvalidTokens`, `InvalidArgument`, and `InvalidBlocks` for the wrong number of ids, an id out of range, an id
-        twice, and an id that the tree holds elsewhere.
+        Raises `InvalidTokens`, `InvalidArgument`, and `InvalidBlocks` for the wrong number of ids, an id out of range,
+        an id twice, and an id that the tree holds elsewhere.
         """
         data = pack_tokens(tokens)
         namespace = check_namespace(namespace)
@@ -219,10 +221,11 @@ class RadixTree:
         return ids
 
     def reset(self, namespace: Namespace | None = None, tokens: TokenIds = b"") -> array[int]:
-        """Forget everything, or what lies in namespaces that begin with ``namespace``, or what extends ``tokens`` there.
+        """Forget everything, or what lies in namespaces that begin with ``namespace``, or what extends ``tokens``
+        there.
 
-        Returns the ids of the unlocked blocks. What is locked is out of sight, and its ids come back from the `release` that
-        unlocks them. ``tokens`` are whole blocks, else `InvalidTokens`. O(what is forgotten).
+        Returns the ids of the unlocked blocks. What is locked is out of sight, and its ids come back from the `release`
+        that unlocks them. ``tokens`` are whole blocks, else `InvalidTokens`. O(what is forgotten).
         """
         self._index.detach(check_namespace(namespace or ()), self._index.checked_whole(pack_tokens(tokens)))
         pieces: list[bytes] = []
@@ -246,6 +249,10 @@ class RadixTree:
         if sum(self._owned) != len(cached) or not all(self._owned[block_id] for block_id in cached):
             raise IntegrityError(f"the tree holds {len(cached)} blocks and has {sum(self._owned)} marked as its own")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy or pickle flat, however deep the tree is. Matches are not held in a copy."""
+        return _restore, (self.block_size, copy.copy(self._index.policy), self._index.freeze())
+
     def __repr__(self) -> str:
         return (
             f"<RadixTree {self.num_nodes} nodes, {self.num_cached_blocks} blocks of {self.block_size} tokens, "
@@ -253,4 +260,13 @@ class RadixTree:
         )
 
 
-assert BLOCK_ID_BYTES == array("i").itemsize, "block ids are int32"
+def _restore(block_size: int, policy: EvictionPolicy, frozen: list[FrozenNode]) -> RadixTree:
+    tree = RadixTree(block_size, policy)
+    tree._index.thaw(frozen)
+    for _, _, block_ids, _ in frozen:
+        if block_ids:
+            tree._own(array("i", block_ids))
+    return tree
+
+
+assert array("i").itemsize == BLOCK_ID_BYTES, "block ids are int32"

@@ -16,7 +16,8 @@ _BUILT_IN: dict[str, Callable[[], EvictionPolicy]] = {policy.name: policy for po
 
 
 def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
-    """Return the policy that ``policy`` names: built in, ``"module:Class"``, or an entry point in `radix_cache.policies`.
+    """Return the policy that ``policy`` names: built in, ``"module:Class"``, or an entry point in
+    `radix_cache.policies`.
 
     An object is returned as it is; it must not serve two trees. Raises `InvalidArgument` for an unknown name.
     """
@@ -37,7 +38,7 @@ def _find(name: str) -> Callable[[], EvictionPolicy]:
         module, _, attribute = name.partition(":")
         try:
             found: Callable[[], EvictionPolicy] = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
             raise InvalidArgument(f"policy {name!r} cannot be imported: {error}") from error
         return found
     for point in entry_points(group="radix_cache.policies", name=name):

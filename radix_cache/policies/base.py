@@ -3,15 +3,16 @@
 The tree decides what may go (unlocked leaves only) and does the removing; a policy only says which of them is next. It
 never unlocks, pins or edits a node beyond the three slots that are its own (``prev``, ``next``, ``rank``).
 
-Locks are not announced: a policy finds a locked leaf when it looks for a victim, forgets it there and then, and hears of
-it again through `add` when it is unlocked. So a leaf costs the policy nothing while requests come and go, and a locked
-one at the head of the order is looked at once, not at each eviction.
+Locks are not announced: a policy finds a locked leaf when it looks for a victim, forgets it there and then, and hears
+of it again through `add` when it is unlocked. So a leaf costs the policy nothing while requests come and go, and a
+locked one at the head of the order is looked at once, not at each eviction.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import Any
 
 from radix_cache.node import Node
 
@@ -23,6 +24,10 @@ class EvictionPolicy(ABC):
 
     name: str
     """What users call it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are made empty: the order belongs to one tree, and a copied tree fills its own."""
+        return type(self), ()
 
     @abstractmethod
     def touch(self, leaf: Node) -> None:
@@ -42,4 +47,6 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def candidates(self) -> Iterable[Node]:
-        """Yield every leaf in the order, for integrity checks: all unlocked leaves, each once, and maybe locked ones."""
+        """Yield every leaf in the order, for integrity checks: all unlocked leaves, each once, and maybe locked
+        ones.
+        """

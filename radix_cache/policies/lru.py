@@ -1,11 +1,12 @@
 """Least recently used first: RadixAttention's rule (Zheng et al., SGLang, arXiv 2312.07104), kept in O(1).
 
-The leaf with the smallest ``last_access`` goes first. Two leaves never share one: a logical time belongs to one path, and
-a path has one leaf; when that is gone its parent, touched at the same time or later, is next in line.
+The leaf with the smallest ``last_access`` goes first. Two leaves never share one: a logical time belongs to one path,
+and a path has one leaf; when that is gone its parent, touched at the same time or later, is next in line.
 
 Leaves hang in a doubly linked list in the order of their last touch, so that a touch is an unlink and a link: 0.4 us,
 where any sorted container needs a search. Two kinds of leaves come up out of that order, parents whose last child
-was evicted and leaves that were passed over while locked. They wait in a heap, which is small because such leaves are few.
+was evicted and leaves that were passed over while locked. They wait in a heap, which is small because such leaves are
+few.
 """
 
 from __future__ import annotations

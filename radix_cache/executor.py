@@ -1,0 +1,421 @@
+"""What each verb does to tree, pool and leases. Everything that moves a block from one owner to another is here.
+
+One method for each operation. It first finds out whether it can do all of its work, and only then does any: so an error
+changes nothing, and what the sums say holds between any two calls. Not thread-safe: `radix_cache.cache` holds the lock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from radix_cache.errors import (
+    IntegrityError,
+    InvalidArgument,
+    InvalidBlocks,
+    InvalidTokens,
+    PoolExhausted,
+    RadixCacheError,
+    StaleLease,
+)
+from radix_cache.index import PrefixIndex
+from radix_cache.leases import Lease, LeaseTable
+from radix_cache.node import BLOCK_ID_BYTES, Node
+from radix_cache.operations import (
+    Allocate,
+    Evict,
+    Free,
+    Insert,
+    InsertResult,
+    MatchPrefix,
+    Namespace,
+    Operation,
+    Outcome,
+    Probe,
+    Release,
+    Renew,
+    Reset,
+)
+from radix_cache.pool import BlockPool
+from radix_cache.stats import Counters
+from radix_cache.tokens import TOKEN_BYTES
+
+__all__ = ["Executor"]
+
+R = TypeVar("R")
+
+_NUM_SWEPT_NODES = 1024
+
+
+class Executor:
+    """One pool, one tree, the leases, and an operation at a time.
+
+    clock: seconds, never going back; read only where leases expire. num_growth_blocks: what a match leaves to
+    `Allocate` while another lease holds private blocks.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        index: PrefixIndex,
+        leases: LeaseTable,
+        clock: Callable[[], float],
+        num_growth_blocks: int,
+    ) -> None:
+        self.pool = pool
+        self.index = index
+        self.leases = leases
+        self.counters = Counters()
+        self._clock = clock
+        self._block_size = index.block_size
+        self._num_growth_blocks = num_growth_blocks
+        self._is_refusing = False  # inside a strict batch that has run out of blocks
+        self._verbs: dict[type, Callable[[Any, str | None], Any]] = {
+            MatchPrefix: self._match_prefix,
+            Allocate: self._allocate,
+            Insert: self._insert,
+            Free: self._free,
+            Release: self._release,
+            Renew: self._renew,
+            Probe: self._probe,
+            Evict: self._evict,
+            Reset: self._reset,
+        }
+
+    @property
+    def num_leased_blocks(self) -> int:
+        """Blocks that one lease owns. O(1)."""
+        return self.pool.num_usable_blocks - self.pool.num_free_blocks - self.index.num_cached_blocks
+
+    def begin(self, engine_id: str | None) -> None:
+        """Start a call: let leases run out whose time is up, then renew those of the engine that calls."""
+        if self.leases.ttl_s is not None:
+            now = self._clock()
+            for lease in self.leases.expired(now):
+                self.counters.num_expired_leases += 1
+                self._end(lease)
+            if engine_id is not None:
+                self.leases.heartbeat(engine_id, now)
+
+    def do(self, operation: Operation, engine_id: str | None) -> Any:
+        """Run one operation; return its value or raise its error."""
+        return self._verbs[type(operation)](operation, engine_id)
+
+    def do_all(
+        self,
+        operations: Sequence[Operation],
+        engine_id: str | None,
+        strict: bool,
+        encode: Callable[[Operation, Outcome], R],
+    ) -> list[R]:
+        """Run ``operations`` in order; return what ``encode`` makes of each outcome, called right after its
+        operation.
+        """
+        failed: dict[str, RadixCacheError] = {}
+        try:
+            return [encode(operation, self._attempt(operation, engine_id, failed, strict)) for operation in operations]
+        finally:
+            self._is_refusing = False
+
+    def _attempt(
+        self, operation: Operation, engine_id: str | None, failed: dict[str, RadixCacheError], strict: bool
+    ) -> Outcome:
+        """Run one operation of a batch; one that needs a lease whose match failed there gets the same error."""
+        needed = operation.parent_id if isinstance(operation, MatchPrefix) else getattr(operation, "lease_id", None)
+        error = failed.get(needed) if needed is not None else None
+        if error is None:
+            try:
+                return Outcome(self.do(operation, engine_id))
+            except RadixCacheError as refusal:
+                error = refusal.with_traceback(None)
+                self._is_refusing |= strict and isinstance(error, PoolExhausted)
+        if isinstance(operation, MatchPrefix):
+            failed[operation.lease_id] = error
+        return Outcome(error=error)
+
+    def _named(self, lease_id: str, engine_id: str | None) -> Lease:
+        """Find the lease; a call without an engine renews it."""
+        lease = self.leases.get(lease_id)
+        if engine_id is None and self.leases.ttl_s is not None:
+            self.leases.renew(lease, self._clock())
+        return lease
+
+    def _match_prefix(self, operation: MatchPrefix, engine_id: str | None) -> Lease:
+        tokens, lease_id, namespace, max_tokens, num_tokens, num_blocks, parent_id = operation
+        if lease_id in self.leases:
+            raise InvalidArgument(f"lease_id {lease_id!r} is in use")
+        index = self.index
+        parts: list[bytes] = []
+        published = 0
+        start: Node | None = None
+        if parent_id is not None:
+            parent = self._forked(parent_id, namespace, max_tokens, engine_id)
+            namespace, published, start = parent.namespace, parent.num_published_tokens, parent._node
+            parts.extend(parent._parts)
+        start = start or index.roots.get(namespace)
+        limit = len(tokens)
+        if max_tokens is not None:
+            limit = min(limit, (max_tokens - published) * TOKEN_BYTES)
+        node, at, child, covered = start, 0, None, 0
+        if start is not None:
+            node, at, child, covered = index.walk(start, tokens, 0, index.whole(limit), parts)
+        num_cached_tokens = published + (at + covered) // TOKEN_BYTES
+        num_private = self._num_missing(num_cached_tokens // self._block_size, num_tokens, num_blocks)
+        self._check_room(num_private, node, child, covered)
+
+        lease = Lease(lease_id, namespace, self._block_size, num_cached_tokens, parts, engine_id)
+        if num_cached_tokens and node is not None:
+            lease._node = node = index.cut(child, covered) if child is not None else node
+            index.touch(node)
+            index.lock(node)
+        if num_private:
+            lease._grow(self._take(num_private))
+        self.leases.add(lease, self._clock() if self.leases.ttl_s is not None else 0.0)
+        self._count_lookup(lease, published + len(tokens) // TOKEN_BYTES)
+        return lease
+
+    def _forked(self, parent_id: str, namespace: Namespace, max_tokens: int | None, engine_id: str | None) -> Lease:
+        """Return the parent lease of a match, if it can be one."""
+        parent = self._named(parent_id, engine_id)
+        if parent._is_stale:
+            raise StaleLease(parent_id)
+        if namespace and namespace != parent.namespace:
+            raise InvalidArgument(f"a fork stays in its parent's namespace {parent.namespace}, not {namespace}")
+        if max_tokens is not None and max_tokens < parent.num_published_tokens:
+            raise InvalidArgument(
+                f"max_tokens {max_tokens} is below the parent's {parent.num_published_tokens} published"
+            )
+        return parent
+
+    def _num_missing(self, have: int, num_tokens: int | None, num_blocks: int | None) -> int:
+        """How many private blocks a table of ``have`` blocks lacks; with both targets, whichever asks for fewer."""
+        if num_tokens is None:
+            return num_blocks or 0
+        missing = max(-(-num_tokens // self._block_size) - have, 0)
+        return missing if num_blocks is None else min(missing, num_blocks)
+
+    def _check_room(self, num_private: int, node: Node | None, child: Node | None, covered: int) -> None:
+        """Raise `PoolExhausted` unless a match that ends ``covered`` bytes into ``child`` can have its private
+        blocks.
+        """
+        if not num_private:
+            return
+        index, pool = self.index, self.pool
+        kept = 0
+        if self._num_growth_blocks and self.num_leased_blocks:
+            kept = self._num_growth_blocks
+        if num_private + kept <= pool.num_free_blocks and not self._is_refusing:
+            return
+        own = 0 if node is None else index.num_evictable_above(node)
+        if child is not None and not child.num_locks:
+            own += covered // index.block_bytes
+        available = max(pool.num_free_blocks + index.num_evictable_blocks - own - kept, 0)
+        self._require(num_private, available)
+
+    def _require(self, num_blocks: int, available: int) -> None:
+        if num_blocks > available or self._is_refusing:
+            self.counters.num_exhausted += 1
+            raise PoolExhausted(num_blocks, available)
+
+    def _take(self, num_blocks: int) -> array[int]:
+        """Allocate; what is not free is evicted first, and is known to be there."""
+        missing = num_blocks - self.pool.num_free_blocks
+        if missing > 0:
+            self._evict(Evict(missing), None)
+        self.counters.num_allocated_blocks += num_blocks
+        return self.pool.allocate(num_blocks)
+
+    def _count_lookup(self, lease: Lease, num_tokens: int) -> None:
+        lease._num_queried_tokens = num_tokens
+        counters = self.counters
+        counters.num_lookups += 1
+        counters.num_lookup_tokens += num_tokens
+        counters.num_lookup_hit_tokens += lease.num_cached_tokens
+
+    def _allocate(self, operation: Allocate, engine_id: str | None) -> array[int]:
+        lease = self._named(operation.lease_id, engine_id)
+        num_blocks = self._num_missing(lease.num_blocks, operation.num_tokens, operation.num_blocks)
+        if not num_blocks:
+            return array("i")
+        self._require(num_blocks, self.pool.num_free_blocks + self.index.num_evictable_blocks)
+        added = self._take(num_blocks)
+        lease._grow(added)
+        return added
+
+    def _insert(self, operation: Insert, engine_id: str | None) -> InsertResult:
+        lease_id, tokens, offset = operation
+        lease = self._named(lease_id, engine_id)
+        if lease._is_stale:
+            raise StaleLease(lease_id)
+        published = lease.num_published_tokens
+        if offset % self._block_size or offset > published:
+            raise InvalidArgument(
+                f"offset is a multiple of {self._block_size} up to the {published} tokens published, not {offset}"
+            )
+        stop = self.index.whole(len(tokens))
+        overlap = min((published - offset) * TOKEN_BYTES, stop)
+        known = self._overlapping(lease, tokens[:overlap], offset) if overlap else b""
+        num_new = (stop - overlap) // self.index.block_bytes
+        if num_new > len(lease._private):
+            raise InvalidBlocks(
+                f"the tokens need {num_new} more blocks, the table has {len(lease._private)} private ones"
+            )
+        if num_new:
+            num_cached_tokens, canonical, redundant = self._publish(lease, tokens, overlap, stop)
+        else:
+            num_cached_tokens, canonical, redundant = offset + stop // TOKEN_BYTES, b"", array("i")
+            self._touch_to(lease, num_cached_tokens)
+        self._count_request(lease)
+        return InsertResult(num_cached_tokens, array("i", known + canonical), redundant)
+
+    def _overlapping(self, lease: Lease, tokens: bytes, offset: int) -> bytes:
+        """Return the published ids of ``tokens`` at ``offset``; they must be what is published there."""
+        assert lease._node is not None
+        start = offset * TOKEN_BYTES
+        depth = lease.num_published_tokens * TOKEN_BYTES
+        known, block_ids = self.index.path_slice(lease._node, depth, start, start + len(tokens))
+        if known != tokens:
+            wrong = next(at for at in range(len(tokens)) if known[at] != tokens[at]) // TOKEN_BYTES
+            at = offset + wrong
+            raise InvalidTokens(
+                f"the tokens contradict what lease {lease.lease_id!r} has published at position {at}", wrong
+            )
+        return block_ids
+
+    def _publish(self, lease: Lease, tokens: bytes, start: int, stop: int) -> tuple[int, bytes, array[int]]:
+        """Take bytes [start, stop) of ``tokens`` into the tree, behind what the lease has published.
+
+        Returns how many tokens from position 0 were cached before, the canonical ids, and the redundant ones.
+        """
+        index, held = self.index, lease._node
+        parts: list[bytes] = []
+        node, at, child, covered = index.walk(held or index.open_root(lease.namespace), tokens, start, stop, parts)
+        if child is not None:
+            node = index.cut(child, covered)
+        matched = (at + covered - start) // TOKEN_BYTES
+        canonical = b"".join(parts)
+        redundant = lease._private[: len(canonical) // BLOCK_ID_BYTES]
+        if at + covered < stop:
+            adopted = lease._private[len(redundant) : (stop - start) // index.block_bytes].tobytes()
+            node = index.graft(node, 1 if node is held else 0, tokens[at + covered : stop], adopted)
+            canonical += adopted
+            self.counters.num_inserted_blocks += len(adopted) // BLOCK_ID_BYTES
+        index.touch(node)
+        if node is not held:
+            index.lock(node)
+            if held is not None:
+                index.unlock(held)
+            lease._node = node
+        num_cached_tokens = lease.num_published_tokens + matched
+        lease._publish(canonical, redundant)
+        self.counters.num_redundant_blocks += len(redundant)
+        return num_cached_tokens, canonical, redundant
+
+    def _touch_to(self, lease: Lease, num_tokens: int) -> None:
+        """Touch the first ``num_tokens`` of what the lease has published."""
+        if num_tokens and lease._node is not None:
+            depth = lease.num_published_tokens * TOKEN_BYTES
+            self.index.touch(self.index.node_above(lease._node, depth, num_tokens * TOKEN_BYTES))
+
+    def _count_request(self, lease: Lease) -> None:
+        """Count the reuse of a request once, when it first publishes."""
+        if lease._num_queried_tokens:
+            self.counters.num_requests += 1
+            self.counters.num_queried_tokens += lease._num_queried_tokens
+            self.counters.num_hit_tokens += lease.num_cached_tokens
+            lease._num_queried_tokens = 0
+
+    def _free(self, operation: Free, engine_id: str | None) -> None:
+        lease = self._named(operation.lease_id, engine_id)
+        num_trimmed = lease._check_return(operation.block_ids)
+        lease._return(operation.block_ids, num_trimmed)
+        self.pool.free(operation.block_ids)
+
+    def _release(self, operation: Release, engine_id: str | None) -> None:
+        lease = self._named(operation.lease_id, engine_id)
+        self.leases.remove(lease)
+        self._end(lease)
+
+    def _end(self, lease: Lease) -> None:
+        """Undo the lock and return what is private; the lease is out of the table already."""
+        owned = lease._owned()
+        if lease._node is not None:
+            owned.frombytes(self.index.unlock(lease._node))
+            lease._node = None
+        if owned:
+            self.pool.free(owned)
+
+    def _renew(self, operation: Renew, engine_id: str | None) -> None:
+        lease = self._named(operation.lease_id, engine_id)
+        if self.leases.ttl_s is not None:
+            ttl_s = self.leases.ttl_s if operation.ttl_s is None else operation.ttl_s
+            self.leases.promise(lease, self._clock(), ttl_s)
+
+    def _probe(self, operation: Probe, engine_id: str | None) -> int:
+        root = self.index.roots.get(operation.namespace)
+        if root is None:
+            return 0
+        _, at, _, covered = self.index.walk(root, operation.tokens, 0, self.index.whole(len(operation.tokens)), [])
+        return (at + covered) // TOKEN_BYTES
+
+    def _evict(self, operation: Evict, engine_id: str | None) -> int:
+        num_before = self.pool.num_free_blocks
+        for block_ids in self.index.evict(operation.num_blocks):
+            self.pool.free(array("i", block_ids))
+        num_evicted = self.pool.num_free_blocks - num_before
+        self.counters.num_evicted_blocks += num_evicted
+        return num_evicted
+
+    def _reset(self, operation: Reset, engine_id: str | None) -> None:
+        self.detach(operation)
+        while self.sweep():
+            pass
+
+    def detach(self, operation: Reset) -> None:
+        """Put what is reset out of sight and make the older leases stale."""
+        namespace, tokens = operation
+        self.index.detach(namespace, self.index.checked_whole(tokens))
+        for lease in self.leases:
+            if lease.namespace[: len(namespace)] == namespace:
+                lease._is_stale = True
+        self.counters.num_resets += 1
+
+    def sweep(self) -> bool:
+        """Free a piece of what was reset; False when there is none left."""
+        freed = self.index.sweep(_NUM_SWEPT_NODES)
+        for block_ids in freed or ():
+            self.pool.free(array("i", block_ids))
+        return freed is not None
+
+    def check_integrity(self) -> None:
+        """Walk tree, pool and leases; raise `IntegrityError` on the first broken invariant. O(everything)."""
+        cached = self.index.check_integrity(lease._node for lease in self.leases if lease._node is not None)
+        self.pool.check_integrity()
+        owners = Counter(cached)
+        for lease in self.leases:
+            self._check_lease(lease)
+            owners.update(lease._owned())
+        shared = [block_id for block_id, count in owners.items() if count > 1]
+        if shared:
+            raise IntegrityError(f"block {shared[0]} has {owners[shared[0]]} owners")
+        astray = [block_id for block_id in owners if not self.pool.is_in_use(block_id)]
+        if astray:
+            raise IntegrityError(f"block {astray[0]} has an owner and is free")
+        if len(owners) + self.pool.num_free_blocks != self.pool.num_usable_blocks:
+            lost = self.pool.num_usable_blocks - self.pool.num_free_blocks - len(owners)
+            raise IntegrityError(f"{lost} blocks are neither free, leased nor cached")
+        if wrong := self.leases.check():
+            raise IntegrityError(wrong[0])
+
+    def _check_lease(self, lease: Lease) -> None:
+        """A lease ends in the tree where its books say, under the ids that its table names."""
+        depth = lease.num_published_tokens * TOKEN_BYTES
+        if (lease._node is None) is not (depth == 0):
+            raise IntegrityError(f"{lease!r} is locked exactly if it has published something")
+        if lease._node is None:
+            return
+        tokens, block_ids = self.index.path_slice(lease._node, depth, 0, depth)
+        if len(tokens) != depth or not lease.block_table.tobytes().startswith(block_ids):
+            raise IntegrityError(f"the block table of {lease!r} is not its path in the tree")
