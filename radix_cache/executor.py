@@ -216,7 +216,6 @@ class Executor:
 
     def _require(self, num_blocks: int, available: int) -> None:
         if num_blocks > available or self._is_refusing:
-            self.counters.num_exhausted += 1
             raise PoolExhausted(num_blocks, available)
 
     def _take(self, num_blocks: int) -> array[int]:
@@ -255,8 +254,9 @@ class Executor:
                 f"offset is a multiple of {self._block_size} up to the {published} tokens published, not {offset}"
             )
         stop = self.index.whole(len(tokens))
-        overlap = min((published - offset) * TOKEN_BYTES, stop)
+        overlap = min((published - offset) * TOKEN_BYTES, len(tokens))
         known = self._overlapping(lease, tokens[:overlap], offset) if overlap else b""
+        overlap = min(overlap, stop)
         num_new = (stop - overlap) // self.index.block_bytes
         if num_new > len(lease._private):
             raise InvalidBlocks(
@@ -271,18 +271,20 @@ class Executor:
         return InsertResult(num_cached_tokens, array("i", known + canonical), redundant)
 
     def _overlapping(self, lease: Lease, tokens: bytes, offset: int) -> bytes:
-        """Return the published ids of ``tokens`` at ``offset``; they must be what is published there."""
+        """Return the published ids of the whole blocks of ``tokens`` at ``offset``; all must be what is published there."""
         assert lease._node is not None
         start = offset * TOKEN_BYTES
         depth = lease.num_published_tokens * TOKEN_BYTES
-        known, block_ids = self.index.path_slice(lease._node, depth, start, start + len(tokens))
-        if known != tokens:
+        ragged = len(tokens) % self.index.block_bytes
+        stop = start + len(tokens) + (self.index.block_bytes - ragged if ragged else 0)
+        known, block_ids = self.index.path_slice(lease._node, depth, start, stop)
+        if not known.startswith(tokens):
             wrong = next(at for at in range(len(tokens)) if known[at] != tokens[at]) // TOKEN_BYTES
             at = offset + wrong
             raise InvalidTokens(
                 f"the tokens contradict what lease {lease.lease_id!r} has published at position {at}", wrong
             )
-        return block_ids
+        return block_ids[:-BLOCK_ID_BYTES] if ragged else block_ids
 
     def _publish(self, lease: Lease, tokens: bytes, start: int, stop: int) -> tuple[int, bytes, array[int]]:
         """Take bytes [start, stop) of ``tokens`` into the tree, behind what the lease has published.

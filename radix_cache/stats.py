@@ -23,7 +23,6 @@ class Counters:
     num_requests: int = 0
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
-    num_exhausted: int = 0
     num_allocated_blocks: int = 0
     num_inserted_blocks: int = 0
     num_redundant_blocks: int = 0
