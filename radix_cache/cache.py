@@ -23,7 +23,7 @@ from radix_cache.index import PrefixIndex
 from radix_cache.leases import Lease, LeaseTable
 from radix_cache.operations import Evict, InsertResult, Operation, Outcome, check_count, check_name, check_seconds
 from radix_cache.policies import EvictionPolicy, make_policy
-from radix_cache.pool import BlockPool
+from radix_cache.pool import FreeList
 from radix_cache.stats import Description, Stats, TreeNode
 from radix_cache.tokens import BlockIds, TokenIds
 
@@ -70,7 +70,7 @@ class PrefixCache:
         if isinstance(growth_share, bool) or not isinstance(growth_share, (int, float)) or not 0 <= growth_share < 1:
             raise InvalidArgument(f"growth_share is at least 0 and below 1, not {growth_share!r}")
         self.growth_share = growth_share
-        pool = BlockPool(num_blocks, num_reserved_blocks)
+        pool = FreeList(num_blocks, num_reserved_blocks)
         self._executor = Executor(
             pool,
             PrefixIndex(self.block_size, make_policy(policy)),

@@ -38,7 +38,7 @@ from radix_cache.operations import (
     Renew,
     Reset,
 )
-from radix_cache.pool import BlockPool
+from radix_cache.pool import FreeList
 from radix_cache.stats import Counters
 from radix_cache.tokens import TOKEN_BYTES
 
@@ -58,7 +58,7 @@ class Executor:
 
     def __init__(
         self,
-        pool: BlockPool,
+        pool: FreeList,
         index: PrefixIndex,
         leases: LeaseTable,
         clock: Callable[[], float],
@@ -68,6 +68,7 @@ class Executor:
         self.index = index
         self.leases = leases
         self.counters = Counters()
+        self.num_leased_blocks = 0  # counted apart, so that a block lost or doubled anywhere shows in the sum
         self._clock = clock
         self._block_size = index.block_size
         self._num_growth_blocks = num_growth_blocks
@@ -84,11 +85,6 @@ class Executor:
             Reset: self._reset,
         }
 
-    @property
-    def num_leased_blocks(self) -> int:
-        """Blocks that one lease owns. O(1)."""
-        return self.pool.num_usable_blocks - self.pool.num_free_blocks - self.index.num_cached_blocks
-
     def begin(self, engine_id: str | None) -> None:
         """Start a call: let leases run out whose time is up, then renew those of the engine that calls."""
         if self.leases.ttl_s is not None:
@@ -100,8 +96,19 @@ class Executor:
                 self.leases.heartbeat(engine_id, now)
 
     def do(self, operation: Operation, engine_id: str | None) -> Any:
-        """Run one operation; return its value or raise its error."""
-        return self._verbs[type(operation)](operation, engine_id)
+        """Run one operation; return its value or raise its error. Raises `IntegrityError` if the sums are off after
+        it.
+        """
+        value = self._verbs[type(operation)](operation, engine_id)
+        pool = self.pool
+        if pool.num_free_blocks + self.num_leased_blocks + self.index.num_cached_blocks != pool.num_usable_blocks:
+            raise IntegrityError(f"blocks were lost or doubled: {self._sums()}")
+        return value
+
+    def _sums(self) -> str:
+        pool, cached = self.pool, self.index.num_cached_blocks
+        parts = f"{pool.num_free_blocks} free + {self.num_leased_blocks} leased + {cached} cached"
+        return f"{parts}, of {pool.num_usable_blocks}"
 
     def do_all(
         self,
@@ -222,9 +229,10 @@ class Executor:
         """Allocate; what is not free is evicted first, and is known to be there."""
         missing = num_blocks - self.pool.num_free_blocks
         if missing > 0:
-            self._evict(Evict(missing), None)
+            self._evict_blocks(missing)
         self.counters.num_allocated_blocks += num_blocks
-        return self.pool.allocate(num_blocks)
+        self.num_leased_blocks += num_blocks
+        return array("i", self.pool.take(num_blocks))
 
     def _count_lookup(self, lease: Lease, num_tokens: int) -> None:
         lease._num_queried_tokens = num_tokens
@@ -271,7 +279,9 @@ class Executor:
         return InsertResult(num_cached_tokens, array("i", known + canonical), redundant)
 
     def _overlapping(self, lease: Lease, tokens: bytes, offset: int) -> bytes:
-        """Return the published ids of the whole blocks of ``tokens`` at ``offset``; all must be what is published there."""
+        """Return the published ids of the whole blocks of ``tokens`` at ``offset``; all must be what is published
+        there.
+        """
         assert lease._node is not None
         start = offset * TOKEN_BYTES
         depth = lease.num_published_tokens * TOKEN_BYTES
@@ -303,7 +313,9 @@ class Executor:
             adopted = lease._private[len(redundant) : (stop - start) // index.block_bytes].tobytes()
             node = index.graft(node, 1 if node is held else 0, tokens[at + covered : stop], adopted)
             canonical += adopted
-            self.counters.num_inserted_blocks += len(adopted) // BLOCK_ID_BYTES
+            num_adopted = len(adopted) // BLOCK_ID_BYTES
+            self.num_leased_blocks -= num_adopted
+            self.counters.num_inserted_blocks += num_adopted
         index.touch(node)
         if node is not held:
             index.lock(node)
@@ -333,7 +345,8 @@ class Executor:
         lease = self._named(operation.lease_id, engine_id)
         num_trimmed = lease._check_return(operation.block_ids)
         lease._return(operation.block_ids, num_trimmed)
-        self.pool.free(operation.block_ids)
+        self.num_leased_blocks -= len(operation.block_ids)
+        self.pool.give(operation.block_ids.tobytes())
 
     def _release(self, operation: Release, engine_id: str | None) -> None:
         lease = self._named(operation.lease_id, engine_id)
@@ -343,11 +356,14 @@ class Executor:
     def _end(self, lease: Lease) -> None:
         """Undo the lock and return what is private; the lease is out of the table already."""
         owned = lease._owned()
-        if lease._node is not None:
-            owned.frombytes(self.index.unlock(lease._node))
-            lease._node = None
         if owned:
-            self.pool.free(owned)
+            self.num_leased_blocks -= len(owned)
+            self.pool.give(owned.tobytes())
+        if lease._node is not None:
+            freed = self.index.unlock(lease._node)
+            lease._node = None
+            if freed:
+                self.pool.give(freed)
 
     def _renew(self, operation: Renew, engine_id: str | None) -> None:
         lease = self._named(operation.lease_id, engine_id)
@@ -363,10 +379,12 @@ class Executor:
         return (at + covered) // TOKEN_BYTES
 
     def _evict(self, operation: Evict, engine_id: str | None) -> int:
-        num_before = self.pool.num_free_blocks
-        for block_ids in self.index.evict(operation.num_blocks):
-            self.pool.free(array("i", block_ids))
-        num_evicted = self.pool.num_free_blocks - num_before
+        return self._evict_blocks(operation.num_blocks)
+
+    def _evict_blocks(self, num_blocks: int) -> int:
+        evicted = b"".join(self.index.evict(num_blocks))
+        self.pool.give(evicted)
+        num_evicted = len(evicted) // BLOCK_ID_BYTES
         self.counters.num_evicted_blocks += num_evicted
         return num_evicted
 
@@ -387,27 +405,24 @@ class Executor:
     def sweep(self) -> bool:
         """Free a piece of what was reset; False when there is none left."""
         freed = self.index.sweep(_NUM_SWEPT_NODES)
-        for block_ids in freed or ():
-            self.pool.free(array("i", block_ids))
+        if freed:
+            self.pool.give(b"".join(freed))
         return freed is not None
 
     def check_integrity(self) -> None:
         """Walk tree, pool and leases; raise `IntegrityError` on the first broken invariant. O(everything)."""
-        cached = self.index.check_integrity(lease._node for lease in self.leases if lease._node is not None)
-        self.pool.check_integrity()
-        owners = Counter(cached)
+        owners = Counter(self.index.check_integrity(lease._node for lease in self.leases if lease._node is not None))
+        owners.update(self.pool.check_integrity())
+        num_leased = 0
         for lease in self.leases:
             self._check_lease(lease)
             owners.update(lease._owned())
+            num_leased += len(lease._owned())
         shared = [block_id for block_id, count in owners.items() if count > 1]
         if shared:
             raise IntegrityError(f"block {shared[0]} has {owners[shared[0]]} owners")
-        astray = [block_id for block_id in owners if not self.pool.is_in_use(block_id)]
-        if astray:
-            raise IntegrityError(f"block {astray[0]} has an owner and is free")
-        if len(owners) + self.pool.num_free_blocks != self.pool.num_usable_blocks:
-            lost = self.pool.num_usable_blocks - self.pool.num_free_blocks - len(owners)
-            raise IntegrityError(f"{lost} blocks are neither free, leased nor cached")
+        if len(owners) != self.pool.num_usable_blocks or num_leased != self.num_leased_blocks:
+            raise IntegrityError(f"{len(owners)} blocks have an owner, {num_leased} a lease; not {self._sums()}")
         if wrong := self.leases.check():
             raise IntegrityError(wrong[0])
 

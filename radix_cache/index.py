@@ -163,7 +163,7 @@ class PrefixIndex:
             above.num_locks += 1
             if above.num_locks > 1:
                 break
-            self.num_protected_blocks += above.num_blocks
+            self.num_protected_blocks += len(above.block_ids) // BLOCK_ID_BYTES
             above = above.parent
 
     def unlock(self, node: Node) -> bytes:
@@ -174,7 +174,7 @@ class PrefixIndex:
             above.num_locks -= 1
             if above.num_locks:
                 break
-            self.num_protected_blocks -= above.num_blocks
+            self.num_protected_blocks -= len(above.block_ids) // BLOCK_ID_BYTES
             if above.children is None:
                 if above.is_dead:
                     self._dead.discard(above)
@@ -267,7 +267,7 @@ class PrefixIndex:
         self.policy.discard(node)
         node.is_dead = True
         self.num_nodes -= 1
-        self.num_cached_blocks -= node.num_blocks
+        self.num_cached_blocks -= len(node.block_ids) // BLOCK_ID_BYTES
         return node.block_ids
 
     # Forgetting.

@@ -224,7 +224,7 @@ def new_lease_id() -> str:
 
 def lease_id_of(lease: object) -> str:
     """Return the id of a lease, or of a match that is still to run; an id is its own. Else `InvalidArgument`."""
-    lease_id = lease if isinstance(lease, str) else getattr(lease, "lease_id", None)
+    lease_id = lease if type(lease) is str else getattr(lease, "lease_id", lease)
     if not isinstance(lease_id, str):
         raise InvalidArgument(f"a lease or its id is needed, not {type(lease).__name__}")
     return lease_id

@@ -1,0 +1,61 @@
+"""How figures look: shared by the commands that print tables."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = ["count", "duration", "make_console", "make_table", "percent", "print_json"]
+
+_WIDTH_OF_FILES = 120
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console that leaves numbers uncoloured and does not fold lines at 80 where nobody looks."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console = Console(stderr=stderr, highlight=False, width=_WIDTH_OF_FILES)
+    return console
+
+
+def make_table(title: str, *columns: str) -> Table:
+    """Return an empty table: names on the left, figures on the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def count(number: float) -> str:
+    """Return a whole number with commas."""
+    return f"{number:,.0f}"
+
+
+def percent(rate: float | None) -> str:
+    """Return a rate in percent; a dash where there was nothing to divide by."""
+    return "-" if rate is None else f"{100 * rate:.2f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds in the unit that suits them."""
+    if seconds is None:
+        return "-"
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.0f} µs"
+    return f"{1e3 * seconds:.2f} ms" if seconds < 1 else f"{seconds:,.2f} s"
