@@ -95,6 +95,12 @@ class Executor:
             if engine_id is not None:
                 self.leases.heartbeat(engine_id, now)
 
+    def call(self, operation: Operation, engine_id: str | None) -> Any:
+        """`begin`, then `do`."""
+        if self.leases.ttl_s is not None:
+            self.begin(engine_id)
+        return self.do(operation, engine_id)
+
     def do(self, operation: Operation, engine_id: str | None) -> Any:
         """Run one operation; return its value or raise its error. Raises `IntegrityError` if the sums are off after
         it.
@@ -175,8 +181,7 @@ class Executor:
         lease = Lease(lease_id, namespace, self._block_size, num_cached_tokens, parts, engine_id)
         if num_cached_tokens and node is not None:
             lease._node = node = index.cut(child, covered) if child is not None else node
-            index.touch(node)
-            index.lock(node)
+            index.hold(node)
         if num_private:
             lease._grow(self._take(num_private))
         self.leases.add(lease, self._clock() if self.leases.ttl_s is not None else 0.0)
@@ -316,9 +321,10 @@ class Executor:
             num_adopted = len(adopted) // BLOCK_ID_BYTES
             self.num_leased_blocks -= num_adopted
             self.counters.num_inserted_blocks += num_adopted
-        index.touch(node)
-        if node is not held:
-            index.lock(node)
+        if node is held:
+            index.touch(node)
+        else:
+            index.hold(node)
             if held is not None:
                 index.unlock(held)
             lease._node = node

@@ -156,32 +156,47 @@ class PrefixIndex:
         if node.children is None:
             self.policy.touch(node)
 
-    def lock(self, node: Node) -> None:
-        """Protect the path through ``node``, once more. O(depth), and O(1) where the path is locked already."""
+    def hold(self, node: Node) -> None:
+        """Touch the path through ``node`` and protect it, once more. O(depth)."""
+        self.now = now = self.now + 1
+        num_bytes = 0
         above: Node | None = node
         while above is not None:
-            above.num_locks += 1
-            if above.num_locks > 1:
+            above.last_access = now
+            above.num_locks = locks = above.num_locks + 1
+            if locks > 1:  # what is above is locked already, through this node
+                above = above.parent
                 break
-            self.num_protected_blocks += len(above.block_ids) // BLOCK_ID_BYTES
+            num_bytes += len(above.block_ids)
             above = above.parent
+        while above is not None:
+            above.last_access = now
+            above = above.parent
+        self.num_protected_blocks += num_bytes // BLOCK_ID_BYTES
+        if node.children is None:
+            self.policy.touch(node)
 
     def unlock(self, node: Node) -> bytes:
-        """Undo one `lock`. Returns the ids of blocks that a reset had detached and that are free now; mostly none."""
+        """Undo the lock of one `hold`; touches nothing. O(depth).
+
+        Returns the ids of blocks that a reset had detached and that are free now; mostly none.
+        """
         freed = b""
+        num_bytes = 0
         above: Node | None = node
         while above is not None:
-            above.num_locks -= 1
-            if above.num_locks:
+            above.num_locks = locks = above.num_locks - 1
+            if locks:
                 break
-            self.num_protected_blocks -= len(above.block_ids) // BLOCK_ID_BYTES
-            if above.children is None:
+            num_bytes += len(above.block_ids)
+            if above.children is None and above.parent is not None:
                 if above.is_dead:
                     self._dead.discard(above)
                     freed += self._drop(above)
-                elif above.parent is not None:
+                else:
                     self.policy.add(above)
             above = above.parent
+        self.num_protected_blocks -= num_bytes // BLOCK_ID_BYTES
         return freed
 
     def graft(self, node: Node, num_own_locks: int, tokens: bytes, block_ids: bytes) -> Node:

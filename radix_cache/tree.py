@@ -27,7 +27,7 @@ class Match:
     num_tokens: tokens matched, a multiple of the block size.
     """
 
-    __slots__ = ("_block_ids", "_is_held", "_node", "_parts", "_tree", "num_tokens")
+    __slots__ = ("_block_ids", "_node", "_parts", "_tree", "num_tokens")
 
     def __init__(self, tree: RadixTree, node: Node | None, num_tokens: int, parts: list[bytes]) -> None:
         self.num_tokens = num_tokens
@@ -35,7 +35,6 @@ class Match:
         self._node = node
         self._parts = parts
         self._block_ids: array[int] | None = None
-        self._is_held = True
 
     @property
     def block_ids(self) -> array[int]:
@@ -50,11 +49,11 @@ class Match:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_held:
+        if self in self._tree._held:
             self._tree.release(self)
 
     def __repr__(self) -> str:
-        return f"<Match of {self.num_tokens} tokens, {'held' if self._is_held else 'released'}>"
+        return f"<Match of {self.num_tokens} tokens, {'held' if self in self._tree._held else 'released'}>"
 
 
 class RadixTree:
@@ -73,7 +72,7 @@ class RadixTree:
         self.block_size = check_count(block_size, "block_size", 1)
         self._index = PrefixIndex(self.block_size, make_policy(policy))
         self._owned = bytearray()  # by block id: 1 if the tree has it
-        self._held: dict[int, Match] = {}
+        self._held: set[Match] = set()
 
     @property
     def num_cached_blocks(self) -> int:
@@ -103,19 +102,18 @@ class RadixTree:
         """
         data, limit = self._bounded(tokens, max_tokens)
         index = self._index
-        root = index.roots.get(namespace) or index.roots.get(check_namespace(namespace))
+        root = index.roots.get(() if namespace == () else check_namespace(namespace))
         parts: list[bytes] = []
-        if root is None:
-            match = Match(self, None, 0, parts)
-        else:
+        match = Match(self, None, 0, parts)
+        if root is not None:
             node, at, child, covered = index.walk(root, data, 0, limit, parts)
             if child is not None:
                 node = index.cut(child, covered)
-            if at + covered:
-                index.touch(node)
-                index.lock(node)
-            match = Match(self, node if at + covered else None, (at + covered) // TOKEN_BYTES, parts)
-        self._held[id(match)] = match
+            if node is not root:
+                index.hold(node)
+                match._node = node
+                match.num_tokens = (at + covered) // TOKEN_BYTES
+        self._held.add(match)
         return match
 
     def _bounded(self, tokens: TokenIds, max_tokens: int | None) -> tuple[bytes, int]:
@@ -131,11 +129,11 @@ class RadixTree:
         Returns the ids that are the caller's again: those that a `reset` took out of the tree while only this match
         still held them. Raises `UnknownLease` for a match that is released already, or another tree's.
         """
-        if self._held.pop(id(match), None) is None:
+        if match not in self._held:
             raise UnknownLease(hex(id(match)), f"{match!r} is not held in this tree")
-        match._is_held = False
-        freed = self._index.unlock(match._node) if match._node is not None else b""
-        return self._disown([freed])
+        self._held.remove(match)
+        freed = b"" if match._node is None else self._index.unlock(match._node)
+        return self._disown([freed]) if freed else array("i")
 
     def insert(self, tokens: TokenIds, block_ids: BlockIds, namespace: Namespace = ()) -> InsertResult:
         """Remember that ``block_ids`` hold the whole blocks of ``tokens``.
@@ -244,7 +242,7 @@ class RadixTree:
 
     def check_integrity(self) -> None:
         """Walk everything; raise `IntegrityError` on the first broken invariant. O(tree)."""
-        held = (match._node for match in self._held.values() if match._node is not None)
+        held = (match._node for match in self._held if match._node is not None)
         cached = self._index.check_integrity(held)
         if sum(self._owned) != len(cached) or not all(self._owned[block_id] for block_id in cached):
             raise IntegrityError(f"the tree holds {len(cached)} blocks and has {sum(self._owned)} marked as its own")

@@ -33,10 +33,12 @@ class LRU(EvictionPolicy):
 
     def touch(self, leaf: Node) -> None:
         """Move ``leaf`` to the newest end."""
-        self.discard(leaf)
-        ends = self._ends
-        newest = ends.prev
-        leaf.prev, leaf.next = newest, ends
+        previous, following, ends = leaf.prev, leaf.next, self._ends
+        if previous is not None and following is not None:
+            previous.next, following.prev = following, previous
+        leaf.rank = None
+        leaf.prev = newest = ends.prev
+        leaf.next = ends
         newest.next = ends.prev = leaf  # type: ignore[union-attr]
 
     def add(self, leaf: Node) -> None:
