@@ -288,6 +288,13 @@ class PrefixCache:
 
     # Reading.
 
+    @property
+    def num_available_blocks(self) -> int:
+        """Free and evictable blocks at this moment: a hint, out of date as soon as it is read. O(1), without the
+        lock.
+        """
+        return self._executor.pool.num_free_blocks + self._executor.index.num_evictable_blocks
+
     def stats(self) -> Stats:
         """Return blocks by state, leases, and the counters. O(1)."""
         with self._lock:

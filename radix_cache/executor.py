@@ -29,6 +29,7 @@ from radix_cache.operations import (
     Free,
     Insert,
     InsertResult,
+    Invalid,
     MatchPrefix,
     Namespace,
     Operation,
@@ -37,6 +38,8 @@ from radix_cache.operations import (
     Release,
     Renew,
     Reset,
+    needed_by,
+    opened_by,
 )
 from radix_cache.pool import FreeList
 from radix_cache.stats import Counters
@@ -136,16 +139,16 @@ class Executor:
         self, operation: Operation, engine_id: str | None, failed: dict[str, RadixCacheError], strict: bool
     ) -> Outcome:
         """Run one operation of a batch; one that needs a lease whose match failed there gets the same error."""
-        needed = operation.parent_id if isinstance(operation, MatchPrefix) else getattr(operation, "lease_id", None)
-        error = failed.get(needed) if needed is not None else None
+        needs, opens = needed_by(operation), opened_by(operation)
+        error = operation.error if isinstance(operation, Invalid) else failed.get(needs) if needs else None
         if error is None:
             try:
                 return Outcome(self.do(operation, engine_id))
             except RadixCacheError as refusal:
                 error = refusal.with_traceback(None)
                 self._is_refusing |= strict and isinstance(error, PoolExhausted)
-        if isinstance(operation, MatchPrefix):
-            failed[operation.lease_id] = error
+        if opens:
+            failed[opens] = error
         return Outcome(error=error)
 
     def _named(self, lease_id: str, engine_id: str | None) -> Lease:

@@ -22,6 +22,7 @@ __all__ = [
     "Free",
     "Insert",
     "InsertResult",
+    "Invalid",
     "MatchPrefix",
     "Namespace",
     "Operation",
@@ -40,7 +41,9 @@ __all__ = [
     "insert",
     "lease_id_of",
     "match_prefix",
+    "needed_by",
     "new_lease_id",
+    "opened_by",
     "probe",
     "release",
     "renew",
@@ -124,7 +127,28 @@ class Reset(NamedTuple):
     tokens: bytes = b""
 
 
-Operation: TypeAlias = MatchPrefix | Allocate | Insert | Free | Release | Renew | Probe | Evict | Reset
+class Invalid(NamedTuple):
+    """An operation that was refused before it ran: its outcome is ``error``, as is that of all that need its lease."""
+
+    error: RadixCacheError
+    opens: str | None = None
+
+
+Operation: TypeAlias = Invalid | MatchPrefix | Allocate | Insert | Free | Release | Renew | Probe | Evict | Reset
+
+
+def opened_by(operation: Operation) -> str | None:
+    """Return the id of the lease that the operation opens, if it does."""
+    if isinstance(operation, Invalid):
+        return operation.opens
+    return operation.lease_id if isinstance(operation, MatchPrefix) else None
+
+
+def needed_by(operation: Operation) -> str | None:
+    """Return the id of the lease that must be there for the operation, if one must."""
+    if isinstance(operation, MatchPrefix):
+        return operation.parent_id
+    return getattr(operation, "lease_id", None)
 
 
 class InsertResult(NamedTuple):

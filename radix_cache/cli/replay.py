@@ -108,7 +108,7 @@ def _with_progress(requests: Iterator[Request], count_all: Callable[[], int]) ->
 
 def _print_tables(title: str, result: ReplayResult) -> None:
     whole, half = result.whole, result.last_half
-    table = make_table(title, "", "all requests", "last half")
+    table = make_table("", "all requests", "last half")
     for name, field in (
         ("requests", "num_requests"),
         ("prompt tokens", "num_prompt_tokens"),
@@ -122,6 +122,7 @@ def _print_tables(title: str, result: ReplayResult) -> None:
     ):
         table.add_row(name, *(percent(getattr(hits, field)) for hits in (whole, half)))
     console = make_console()
+    console.print(title, style="bold")
     console.print(table)
     rate = "" if result.requests_per_s is None else f", {count(result.requests_per_s)} requests/s"
     console.print(

@@ -26,20 +26,20 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def make_table(title: str, *columns: str) -> Table:
+def make_table(*columns: str) -> Table:
     """Return an empty table: names on the left, figures on the right."""
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     return table
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, indent: int | None = 2) -> None:
     """Print one JSON document."""
-    click.echo(json.dumps(value, indent=2))
+    click.echo(json.dumps(value, indent=indent))
 
 
 def count(number: float) -> str:

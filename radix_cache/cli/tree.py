@@ -1,0 +1,106 @@
+"""``radix-cache tree``: what a running server has cached, drawn."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from radix_cache.cli.show import count, make_console, print_json
+from radix_cache.stats import TreeNode
+from radix_cache.tokens import unpack_tokens
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree
+
+__all__ = ["draw", "tree"]
+
+_NUM_SHOWN_TOKENS = 5
+_NUM_SHOWN_BLOCKS = 3
+
+
+@click.command()
+@click.argument("address")
+@click.option("-n", "--namespace", multiple=True, metavar="PART", help="Only namespaces that begin so; once a part.")
+@click.option("--max-nodes", type=click.IntRange(1), default=200, show_default=True, help="Draw no more than these.")
+@click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON, parents first.")
+def tree(address: str, namespace: tuple[str, ...], max_nodes: int, as_json: bool) -> None:
+    """Draw the tree of the server at ADDRESS.
+
+    One line a node: the first token ids of its span, tokens, blocks, locks (leases that end there and children with
+    locks), and its age in matches and inserts since it was last touched.
+    """
+    from radix_cache_service import Client
+
+    with Client(address) as client:
+        block_size = client.describe().block_size
+        rows = client.dump(namespace, max_nodes, max(_NUM_SHOWN_TOKENS, _NUM_SHOWN_BLOCKS * block_size))
+        stats = client.stats()
+    if as_json:
+        print_json([_as_json(row) for row in rows])
+        return
+    console = make_console()
+    title = f"{address}: {count(stats.num_nodes)} nodes, {count(stats.num_cached_blocks)} blocks of {block_size} tokens"
+    console.print(draw(rows, title))
+    num_drawn = sum(1 for row in rows if row.depth)
+    if not namespace and num_drawn < stats.num_nodes:
+        console.print(f"drawn: {count(num_drawn)} of {count(stats.num_nodes)} nodes; --max-nodes shows more")
+
+
+def draw(rows: Sequence[TreeNode], title: str) -> Tree:
+    """Return rows, each parent before its children, as a tree; what was cut off is counted where it is missing."""
+    from rich.tree import Tree
+
+    top = Tree(title)
+    path = [top]  # the branches from the top to the latest row
+    drawn: list[tuple[TreeNode, Tree]] = []
+    for row in rows:
+        del path[row.depth + 1 :]
+        path.append(path[-1].add(_label(row)))
+        drawn.append((row, path[-1]))
+    for row, branch in drawn:
+        num_missing = row.num_children - len(branch.children)
+        if num_missing > 0:
+            branch.add(f"… {count(num_missing)} more", style="dim")
+    return top
+
+
+def _label(row: TreeNode) -> Text:
+    from rich.text import Text
+
+    if not row.depth:
+        return Text(_namespace(row), style="bold")
+    blocks = "block" if row.num_blocks == 1 else "blocks"
+    label = Text.assemble(
+        (_abbreviate(unpack_tokens(row.tokens), _NUM_SHOWN_TOKENS, row.num_tokens), "cyan"),
+        f"  {count(row.num_tokens)} tokens in {count(row.num_blocks)} {blocks}: ",
+        _abbreviate(array("i", row.block_ids), _NUM_SHOWN_BLOCKS, row.num_blocks),
+    )
+    if row.num_locks:
+        label.append(f", {row.num_locks} {'lock' if row.num_locks == 1 else 'locks'}", "yellow")
+    return label.append(f", age {count(row.age)}", "dim")
+
+
+def _abbreviate(ids: Sequence[int], num_shown: int, num_all: int) -> str:
+    return " ".join(map(str, ids[:num_shown])) + (" …" if num_all > num_shown else "")
+
+
+def _namespace(row: TreeNode) -> str:
+    return repr(row.namespace) if row.namespace else "() the default namespace"
+
+
+def _as_json(row: TreeNode) -> dict[str, Any]:
+    return {
+        "namespace": row.namespace,
+        "depth": row.depth,
+        "num_tokens": row.num_tokens,
+        "num_blocks": row.num_blocks,
+        "num_locks": row.num_locks,
+        "num_children": row.num_children,
+        "age": row.age,
+        "first_tokens": unpack_tokens(row.tokens).tolist(),
+        "first_block_ids": array("i", row.block_ids).tolist(),
+    }

@@ -1,0 +1,35 @@
+"""radix-cache over gRPC: `Client` and `AsyncClient` have the verbs of `radix_cache.PrefixCache`; `serve` runs a
+server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radix_cache_service.aio import AsyncClient
+    from radix_cache_service.client import Client
+    from radix_cache_service.config import ServerConfig
+    from radix_cache_service.errors import LayoutMismatch
+    from radix_cache_service.server import BindError, Server, serve
+
+__all__ = ["AsyncClient", "BindError", "Client", "LayoutMismatch", "Server", "ServerConfig", "serve"]
+
+_HOMES = {
+    "AsyncClient": "aio",
+    "BindError": "server",
+    "Client": "client",
+    "LayoutMismatch": "errors",
+    "Server": "server",
+    "ServerConfig": "config",
+    "serve": "server",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that a client does not load the server, nor a server the clients."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

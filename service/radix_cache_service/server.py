@@ -1,0 +1,162 @@
+"""A server's life: bind, say that it serves, drain, end.
+
+Two servers must never share an address: each would have half of the traffic and half of the cache. So ports are bound
+without SO_REUSEPORT, and a unix socket is guarded by a lock on a file beside it, which dies with its holder; whoever
+holds the lock may take over a socket that a killed server left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import IO
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from radix_cache import settle_gc
+from radix_cache.errors import RadixCacheError
+from radix_cache_service.config import ServerConfig
+from radix_cache_service.pb import prefix_cache_pb2 as pb
+from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
+from radix_cache_service.servicer import Servicer
+
+__all__ = ["SERVICE_NAME", "BindError", "Server", "serve"]
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PrefixCacheService"].full_name
+
+_log = logging.getLogger(__name__)
+
+
+class BindError(RadixCacheError, OSError):
+    """An address cannot be listened on: another server has it, or it may not be used."""
+
+
+class Server:
+    """A server on the running event loop.
+
+    addresses: what it listens on once started, with the real ports.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._locks: list[tuple[Path, IO[str]]] = []
+        self.servicer = Servicer(config)
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(options=_options(config))
+        pb_grpc.add_PrefixCacheServiceServicer_to_server(self.servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self.addresses: list[str] = []
+
+    async def start(self) -> None:
+        """Bind every address and serve. Raises `BindError` that names the address, with nothing left bound."""
+        for service in ("", SERVICE_NAME):
+            await self._say(service, serves=False)
+        try:
+            self.addresses = [self._bind(address) for address in self._config.listen]
+            await self._server.start()
+        except BaseException:
+            await self._server.stop(None)
+            self._unlock()
+            raise
+        self._expiry = asyncio.create_task(self.servicer.expire(min(self._config.lease_ttl_s / 4, 1.0)))
+        settle_gc()
+        for service in ("", SERVICE_NAME):
+            await self._say(service, serves=True)
+
+    def _bind(self, address: str) -> str:
+        if not address.startswith("unix:"):
+            port = self._add(address)
+            return f"{address.rpartition(':')[0]}:{port}"
+        path = Path(address.removeprefix("unix:"))
+        self._lock(path)
+        path.unlink(missing_ok=True)  # of a server that is dead, or it would hold the lock
+        before = os.umask(0o777 & ~self._config.uds_mode)  # nobody may connect before the mode is set
+        try:
+            self._add(address)
+        finally:
+            os.umask(before)
+        path.chmod(self._config.uds_mode)
+        return address
+
+    def _add(self, address: str) -> int:
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise BindError(f"cannot listen on {address}: is another server using it?") from error
+        if not port:
+            raise BindError(f"cannot listen on {address}")
+        return port
+
+    def _lock(self, path: Path) -> None:
+        """Lock ``<path>.lock`` for as long as this process lives."""
+        guard = path.with_name(path.name + ".lock")
+        try:
+            file = guard.open("a")
+            self._locks.append((path, file))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._locks.pop()[1].close()
+            raise BindError(f"cannot listen on unix:{path}: another server is using it") from error
+        except OSError as error:
+            raise BindError(f"cannot listen on unix:{path}: {error.strerror} ({guard})") from error
+
+    def _unlock(self) -> None:
+        for path, file in self._locks:
+            path.unlink(missing_ok=True)
+            file.close()
+        self._locks.clear()
+
+    async def stop(self) -> None:
+        """Say NOT_SERVING, wait for that to be seen, end the streams, let calls in flight finish, and end."""
+        await self._say(SERVICE_NAME, serves=False)
+        await asyncio.sleep(self._config.drain_delay_s)
+        self.servicer.drain()
+        await self._server.stop(self._config.grace_s)
+        self._expiry.cancel()
+        self._unlock()
+
+    async def _say(self, service: str, *, serves: bool) -> None:
+        """Set the health of ``service``: "" is liveness, the service's name readiness."""
+        states = health_pb2.HealthCheckResponse
+        await self._health.set(service, states.SERVING if serves else states.NOT_SERVING)
+
+
+def serve(config: ServerConfig) -> None:
+    """Run a server until SIGTERM or SIGINT. Prints where it listens once it serves. Raises `BindError`."""
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: ServerConfig) -> None:
+    server = Server(config)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, ended.set)
+    await server.start()
+    for address in server.addresses:
+        print(f"listening on {address}", flush=True)  # noqa: T201 - the one line that a starter waits for
+    await ended.wait()
+    _log.info("draining")
+    await server.stop()
+
+
+def _options(config: ServerConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        # Clients may ping an idle connection every 10 s, and one with a call every half second, without being cut off.
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        # A peer that vanished without a word is noticed within a minute.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+    ]

@@ -1,0 +1,324 @@
+"""The RPCs. Each turns a message into operations, runs them on the cache, and answers.
+
+Handlers are coroutines on one event loop, and none awaits between two steps of one change: the loop is the only lock
+that the tree needs, and a stream costs a task, not a thread. (A thread pool does half as many calls/s again at 16 in
+flight; it pays for that with a thread for each open session, and with calls that wait for each other in the lock
+instead.)
+
+Nothing waits for blocks here, and nothing holds the loop for long: evictions and resets of very much give way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.rpc.status_pb2 import Status
+from grpc.aio import ServicerContext
+
+import radix_cache
+from radix_cache import PrefixCache
+from radix_cache.errors import InvalidArgument, UnknownLease
+from radix_cache.operations import Operation, Outcome
+from radix_cache_service.config import ServerConfig
+from radix_cache_service.convert import Limits, answer, read_batch, read_request, result_of
+from radix_cache_service.errors import LayoutMismatch, to_status
+from radix_cache_service.metrics import CallMetrics
+from radix_cache_service.pb import prefix_cache_pb2 as pb
+from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
+
+__all__ = ["Servicer"]
+
+_DUMPED_AT_ONCE = 500
+_MAX_DUMPED_NODES = 100_000
+_SETTLED_EVERY = 2000  # calls between two rests of the garbage collector
+
+
+class Servicer(pb_grpc.PrefixCacheServiceServicer):
+    """Serves one `PrefixCache`. epoch: random, new at each start."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.cache: PrefixCache = config.make_cache()
+        self.metrics = CallMetrics()
+        self.epoch = os.urandom(8).hex()
+        self._config = config
+        self._limits = Limits(config.max_tokens, config.max_operations, config.max_message_bytes, config.block_size)
+        self._started = time.monotonic()
+        self._num_streams = 0
+        self._until_settled = _SETTLED_EVERY
+        self._is_draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """End all open streams; their clients find another server, or this one later."""
+        self._is_draining.set()
+
+    def state(self) -> pb.ServerState:
+        """What is said in every answer."""
+        return pb.ServerState(epoch=self.epoch, num_available_blocks=self.cache.num_available_blocks)
+
+    # Every unary call goes through here.
+
+    async def _answer(self, method: str, context: ServicerContext[Any, Any], make: Callable[[], Awaitable[Any]]) -> Any:
+        """Return what ``make`` returns, or abort with the status of its error."""
+        started = time.perf_counter()
+        code = grpc.StatusCode.OK
+        try:
+            remaining = context.time_remaining()
+            if remaining is not None and remaining <= 0:
+                code = grpc.StatusCode.DEADLINE_EXCEEDED
+                await context.abort(code, "the call's deadline had passed when it arrived")
+            try:
+                return await make()
+            except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
+                status = to_status(error)
+            except asyncio.CancelledError:
+                if context.cancelled():
+                    code = grpc.StatusCode.CANCELLED
+                    raise
+                status = Status(code=grpc.StatusCode.ABORTED.value[0], message="cancelled by the server: try again")
+            code = _code(status)
+            await context.abort(code, status.message, (("grpc-status-details-bin", status.SerializeToString()),))
+        finally:
+            self.metrics.record(method, code.name, time.perf_counter() - started)
+            self._settle()
+
+    def _settle(self) -> None:
+        self._until_settled -= 1
+        if not self._until_settled:
+            self._until_settled = _SETTLED_EVERY
+            radix_cache.settle_gc()
+
+    async def _verb(self, method: str, request: Any, context: ServicerContext[Any, Any]) -> Any:
+        """Serve a unary verb: one operation, one answer."""
+
+        async def run() -> Any:
+            operation = read_request(request, self._limits)
+            outcome = self.cache.run([operation], engine_id=request.engine_id or None)[0]
+            if outcome.error is not None:
+                raise outcome.error
+            response = answer(request, outcome.value)
+            response.state.CopyFrom(self.state())
+            return response
+
+        return await self._answer(method, context, run)
+
+    async def MatchPrefix(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        response = await self._verb("MatchPrefix", request, context)
+        context.add_done_callback(lambda ended: self._abandon(response.lease_id) if ended.cancelled() else None)
+        return response
+
+    def _abandon(self, lease_id: str) -> None:
+        """The caller of a match went away before it had its answer: nobody else knows of the lease."""
+        with contextlib.suppress(UnknownLease):
+            self.cache.release(lease_id)
+
+    async def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        return await self._verb("Allocate", request, context)
+
+    async def Insert(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        return await self._verb("Insert", request, context)
+
+    async def Free(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        return await self._verb("Free", request, context)
+
+    async def Release(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        return await self._verb("Release", request, context)
+
+    async def Probe(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        return await self._verb("Probe", request, context)
+
+    async def Renew(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        if request.lease_id:
+            return await self._verb("Renew", request, context)
+
+        async def run() -> Any:
+            self.cache.heartbeat(request.engine_id)
+            return pb.RenewResponse(state=self.state())
+
+        return await self._answer("Renew", context, run)
+
+    async def Evict(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        async def run() -> Any:
+            operation: Any = read_request(request, self._limits)
+            self._heard(request.engine_id)
+            num_evicted = 0
+            for num_evicted in self.cache.evict_steps(operation.num_blocks):  # noqa: B007
+                await asyncio.sleep(0)
+            return pb.EvictResponse(state=self.state(), num_evicted_blocks=num_evicted)
+
+        return await self._answer("Evict", context, run)
+
+    async def Reset(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        async def run() -> Any:
+            operation: Any = read_request(request, self._limits)
+            self._heard(request.engine_id)
+            for _ in self.cache.reset_steps(operation.namespace, operation.tokens):
+                await asyncio.sleep(0)
+            return pb.ResetResponse(state=self.state())
+
+        return await self._answer("Reset", context, run)
+
+    def _heard(self, engine_id: str) -> None:
+        if engine_id:
+            self.cache.heartbeat(engine_id)
+
+    # Many operations at once.
+
+    async def Batch(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        async def run() -> Any:
+            return self._run_batch(request)
+
+        return await self._answer("Batch", context, run)
+
+    def _run_batch(self, batch: pb.BatchRequest) -> pb.BatchResponse:
+        requests, asked = read_batch(batch, self._limits)
+        paired = iter(requests)
+
+        def encode(operation: Operation, outcome: Outcome) -> pb.OperationResult:
+            return result_of(next(paired), outcome)
+
+        results = self.cache.run(
+            asked,
+            engine_id=batch.engine_id or None,
+            seq=batch.seq or None,
+            strict=batch.strict,
+            encode=encode,
+        )
+        return pb.BatchResponse(state=self.state(), results=results, seq=batch.seq)
+
+    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Answer batches in order until the client ends the stream, or the server drains."""
+        async for request in self._stream("Session", request_iterator, context):
+            started = time.perf_counter()
+            try:
+                response = pb.SessionResponse(batch=self._run_batch(request.batch))
+                code = "OK"
+            except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
+                response = pb.SessionResponse(error=to_status(error))
+                code = _code(response.error).name
+            self.metrics.record("Session", code, time.perf_counter() - started)
+            self._settle()
+            yield response
+
+    async def _stream(self, method: str, messages: Any, context: Any) -> AsyncIterator[Any]:
+        """Yield the messages of a stream; end it when the server drains. Refuse one too many."""
+        if self._num_streams >= self._config.max_streams:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{method}: {self._config.max_streams} streams are open, the most here",
+            )
+        self._num_streams += 1
+        draining = asyncio.ensure_future(self._is_draining.wait())
+        arriving = aiter(messages)
+        try:
+            while True:
+                message = asyncio.ensure_future(anext(arriving, None))
+                await asyncio.wait((message, draining), return_when=asyncio.FIRST_COMPLETED)
+                if not message.done():
+                    message.cancel()
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
+                received = message.result()
+                if received is None:
+                    return
+                yield received
+        finally:
+            draining.cancel()
+            self._num_streams -= 1
+
+    # What the server says of itself.
+
+    async def GetStats(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        async def run() -> Any:
+            stats = self.cache.stats()
+            return pb.GetStatsResponse(
+                state=self.state(),
+                num_free_blocks=stats.num_free_blocks,
+                num_leased_blocks=stats.num_leased_blocks,
+                num_cached_blocks=stats.num_cached_blocks,
+                num_evictable_blocks=stats.num_evictable_blocks,
+                num_protected_blocks=stats.num_protected_blocks,
+                num_leases=stats.num_leases,
+                num_nodes=stats.num_nodes,
+                num_namespaces=stats.num_namespaces,
+                counters=stats.counters,
+                uptime_s=time.monotonic() - self._started,
+                num_calls=self.metrics.num_calls,
+                latencies=self.metrics.latencies(),
+            )
+
+        return await self._answer("GetStats", context, run)
+
+    async def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        async def run() -> Any:
+            self._check_layout(request)
+            said = self.cache.describe()
+            return pb.DescribeResponse(
+                state=self.state(),
+                block_size=said.block_size,
+                num_blocks=said.num_blocks,
+                num_reserved_blocks=said.num_reserved_blocks,
+                policy=said.policy,
+                lease_ttl_s=said.lease_ttl_s,
+                growth_share=said.growth_share,
+                max_tokens=self._config.max_tokens,
+                max_operations=self._config.max_operations,
+                layout_fingerprint=self._config.layout_fingerprint,
+                version=radix_cache.__version__,
+            )
+
+        return await self._answer("Describe", context, run)
+
+    def _check_layout(self, request: pb.DescribeRequest) -> None:
+        for name in ("block_size", "layout_fingerprint"):
+            wanted, here = getattr(request, name), getattr(self._config, name)
+            if request.HasField(name) and wanted != here:
+                raise LayoutMismatch(f"{name} is {here!r} here, the client was built for {wanted!r}")
+
+    async def DumpTree(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Send the rows in pieces. They are of one moment."""
+        try:
+            rows = self.cache.dump(
+                tuple(request.namespace),
+                min(request.max_nodes or _MAX_DUMPED_NODES, _MAX_DUMPED_NODES),
+                request.max_span_tokens,
+            )
+        except InvalidArgument as error:
+            status = to_status(error)
+            await context.abort(_code(status), status.message)
+        for start in range(0, len(rows), _DUMPED_AT_ONCE):
+            yield pb.DumpTreeResponse(
+                nodes=[
+                    pb.TreeNode(
+                        namespace=row.namespace,
+                        depth=row.depth,
+                        num_tokens=row.num_tokens,
+                        num_blocks=row.num_blocks,
+                        num_locks=row.num_locks,
+                        num_children=row.num_children,
+                        age=row.age,
+                        tokens=row.tokens,
+                        blocks=row.block_ids,
+                    )
+                    for row in rows[start : start + _DUMPED_AT_ONCE]
+                ]
+            )
+
+    async def WatchEvents(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Not served yet."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server publishes no events")
+        yield  # a generator, like the other streams
+
+    async def expire(self, interval_s: float) -> None:
+        """Let leases run out although no call comes; never returns."""
+        while True:
+            await asyncio.sleep(interval_s)
+            self.cache.stats()
+
+
+def _code(status: Status) -> grpc.StatusCode:
+    return next(code for code in grpc.StatusCode if code.value[0] == status.code)
