@@ -116,6 +116,7 @@ class Recorder:
             if needs is not None and (failed := self._failed.get(operations.lease_id_of(needs))):
                 raise failed
             self._recorded.append((make(), pending))
+            self._failed.pop(opens, None)
         except RadixCacheError as error:
             pending._resolve(Outcome(error=error))
             if isinstance(opens, str):

@@ -258,21 +258,24 @@ class PrefixCache:
             check_name(engine_id, "engine_id")
         with self._lock:
             self._executor.begin(engine_id)
-            if seq is not None and (answers := self._answered(engine_id, check_count(seq, "seq", most=2**64 - 1))):
-                return answers[0]
+            if seq is not None and (answers := self._answered(engine_id, seq, len(operations))) is not None:
+                return [_fresh(answer) for answer in answers]
             results = self._executor.do_all(operations, engine_id, strict, encode or _as_it_is)
             if seq is not None and engine_id is not None:
-                self._remember(engine_id, seq, results)
+                self._remember(engine_id, seq, [_fresh(result) for result in results])
             return results
 
-    def _answered(self, engine_id: str | None, seq: int) -> tuple[list[Any]] | None:
-        """Return the answers that this batch got already, in a tuple, or None if it is new."""
+    def _answered(self, engine_id: str | None, seq: int, num_operations: int) -> list[Any] | None:
+        """Return the answers that this batch got already, or None if it is new."""
+        check_count(seq, "seq", most=2**64 - 1)
         if engine_id is None:
             raise InvalidArgument(f"seq {seq} is of no use without an engine_id")
         last, answers = self._answers.get(engine_id, (-1, []))
         if seq < last:
             raise InvalidArgument(f"seq {seq} is older than {last}, which engine {engine_id!r} has sent already")
-        return (answers,) if seq == last else None
+        if seq == last and len(answers) != num_operations:
+            raise InvalidArgument(f"seq {seq} was a batch of {len(answers)} operations, not of {num_operations}")
+        return answers if seq == last else None
 
     def _remember(self, engine_id: str, seq: int, answers: list[Any]) -> None:
         self._answers[engine_id] = seq, answers
@@ -353,6 +356,15 @@ class PrefixCache:
 
 def _as_it_is(operation: Operation, outcome: Outcome) -> Outcome:
     return outcome
+
+
+def _fresh(answer: Any) -> Any:
+    """Copy the arrays in an answer: they are the caller's to write to, and the answer is kept."""
+    if isinstance(answer, array):
+        return answer[:]
+    if isinstance(answer, InsertResult | Outcome):
+        return type(answer)(*map(_fresh, answer))
+    return answer
 
 
 def _drain(steps: Iterator[T]) -> T | None:

@@ -143,7 +143,9 @@ class Executor:
         error = operation.error if isinstance(operation, Invalid) else failed.get(needs) if needs else None
         if error is None:
             try:
-                return Outcome(self.do(operation, engine_id))
+                value = self.do(operation, engine_id)
+                failed.pop(opens or "", None)
+                return Outcome(value)
             except RadixCacheError as refusal:
                 error = refusal.with_traceback(None)
                 self._is_refusing |= strict and isinstance(error, PoolExhausted)
@@ -197,7 +199,7 @@ class Executor:
         if parent._is_stale:
             raise StaleLease(parent_id)
         if namespace and namespace != parent.namespace:
-            raise InvalidArgument(f"a fork stays in its parent's namespace {parent.namespace}, not {namespace}")
+            raise InvalidArgument("a fork stays in its parent's namespace, and was asked for another")
         if max_tokens is not None and max_tokens < parent.num_published_tokens:
             raise InvalidArgument(
                 f"max_tokens {max_tokens} is below the parent's {parent.num_published_tokens} published"

@@ -202,6 +202,7 @@ class LeaseTable:
     def add(self, lease: Lease, now: float) -> None:
         """Take up a new lease; it lives until ``now + ttl_s`` at least."""
         self._leases[lease.lease_id] = lease
+        self._gone.pop(lease.lease_id, None)
         if lease.engine_id is not None:
             lease._engine = engine = self._engines.setdefault(lease.engine_id, _Engine())
             engine.leases[lease.lease_id] = lease
@@ -240,7 +241,7 @@ class LeaseTable:
     def promise(self, lease: Lease, now: float, ttl_s: float) -> None:
         """Let this lease live until ``now + ttl_s``, whatever becomes of its engine."""
         if self.ttl_s is not None:
-            lease._deadline = now + ttl_s
+            lease._deadline = max(lease._deadline, now + ttl_s)  # what was promised is not taken back
             self._schedule(lease._deadline, lease)
 
     def expired(self, now: float) -> list[Lease]:

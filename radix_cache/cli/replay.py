@@ -11,6 +11,7 @@ import click
 from radix_cache.cli.show import count, duration, make_console, make_table, percent, print_json
 from radix_cache.lab import ReplayResult, Request, count_requests, read_trace
 from radix_cache.lab import replay as play_trace
+from radix_cache.stats import Description
 
 __all__ = ["replay"]
 
@@ -57,7 +58,7 @@ def replay(
     if as_json:
         print_json(result.as_dict())
     else:
-        _print_tables(f"{trace.name}, {where}", result)
+        _print_tables(f"{trace.name}: {where}", result)
 
 
 def _in_process(
@@ -74,7 +75,7 @@ def _in_process(
     except InvalidArgument as error:
         raise click.UsageError(str(error)) from error
     result = play_trace(_put_back(first, requests), cache)
-    return result, f"{policy}, {count(num_blocks)} blocks, in process"
+    return result, f"{_shape(cache.describe())}, in process"
 
 
 def _over_grpc(address: str, requests: Iterable[Request]) -> tuple[ReplayResult, str]:
@@ -84,7 +85,12 @@ def _over_grpc(address: str, requests: Iterable[Request]) -> tuple[ReplayResult,
     with Client(address) as client, client.session() as session:
         description = client.describe()
         result = play_trace(requests, client, namespace, batch=session.batch)
-    return result, f"{description.policy}, {count(description.num_blocks)} blocks, over gRPC to {address}"
+    return result, f"{_shape(description)}, over gRPC to {address}"
+
+
+def _shape(cache: Description) -> str:
+    ids = "id" if cache.block_size == 1 else "ids"
+    return f"{cache.policy}, {count(cache.num_blocks)} blocks of {cache.block_size} {ids}"
 
 
 def _put_back(first: Request | None, rest: Iterator[Request]) -> Iterator[Request]:

@@ -27,7 +27,11 @@ __all__ = ["stats", "tables"]
 @click.option("--count", "num_rounds", type=click.IntRange(1), help="End after so many rounds, with --watch.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line a round.")
 def stats(address: str, watch: bool, interval: float, num_rounds: int | None, as_json: bool) -> None:
-    """Show the figures of the server at ADDRESS: blocks by state, reuse, calls and their latency."""
+    """Show the figures of the server at ADDRESS.
+
+    Blocks by state, reuse, calls and their latency. A hit rate is the cached share of the prompt tokens of all requests
+    that published something.
+    """
     from radix_cache_service import Client
 
     with Client(address) as client:
