@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 from radix_cache.errors import IntegrityError, InvalidTokens
-from radix_cache.node import BLOCK_ID_BYTES, Node, Root, common_prefix
+from radix_cache.node import BLOCK_ID_BYTES, MAX_PLAIN_CHILDREN, Node, Root, WideChildren, common_prefix
 from radix_cache.operations import Namespace
 from radix_cache.policies import EvictionPolicy
 from radix_cache.stats import TreeNode
@@ -215,13 +215,19 @@ class PrefixIndex:
                 self.num_protected_blocks += num_blocks
             return node
         child = Node(node, tokens, block_ids)
+        self._adopt(node, child)
+        return child
+
+    def _adopt(self, node: Node, child: Node) -> None:
+        """Hang ``child`` below ``node``."""
+        children = node.children
         self.num_nodes += 1
         if children is None:
-            node.children = {tokens[: self.block_bytes]: child}
+            node.children = children = {}
             self.policy.discard(node)
-        else:
-            children[tokens[: self.block_bytes]] = child
-        return child
+        elif len(children) == MAX_PLAIN_CHILDREN and isinstance(children, dict):
+            node.children = children = WideChildren(children)
+        children[child.tokens[: self.block_bytes]] = child
 
     def open_root(self, namespace: Namespace) -> Root:
         """Return the namespace's root, a new one if there is none; something must be grafted to it at once."""
@@ -337,7 +343,7 @@ class PrefixIndex:
             node = stack.pop()
             yield node
             if node.children is not None:
-                stack.extend(reversed(node.children.values()))
+                stack.extend(reversed(list(node.children.values())))
 
     def freeze(self) -> list[FrozenNode]:
         """Return every visible node as a flat row, parents first, without locks."""
@@ -357,9 +363,7 @@ class PrefixIndex:
                 node: Node = self.open_root(above)
             else:
                 node = Node(nodes[above], tokens, block_ids)
-                siblings = nodes[above].children = nodes[above].children or {}
-                siblings[tokens[: self.block_bytes]] = node
-                self.num_nodes += 1
+                self._adopt(nodes[above], node)
                 self.num_cached_blocks += node.num_blocks
             node.last_access = last_access
             self.now = max(self.now, last_access)
@@ -376,7 +380,7 @@ class PrefixIndex:
                 max_nodes -= 1
                 node, depth = stack.pop()
                 yield self._row(node, root.namespace, depth, max_span_tokens)
-                children = list((node.children or {}).values())
+                children = [] if node.children is None else list(node.children.values())
                 stack.extend((child, depth + 1) for child in reversed(children[:max_nodes]))
 
     def _row(self, node: Node, namespace: Namespace, depth: int, max_span_tokens: int) -> TreeNode:
@@ -388,7 +392,7 @@ class PrefixIndex:
             num_tokens=len(node.tokens) // TOKEN_BYTES,
             num_blocks=node.num_blocks,
             num_locks=node.num_locks,
-            num_children=len(node.children or {}),
+            num_children=0 if node.children is None else len(node.children),
             age=self.now - node.last_access,
             tokens=node.tokens[:shown],
             block_ids=node.block_ids[: num_shown_blocks * BLOCK_ID_BYTES],
@@ -442,7 +446,7 @@ class PrefixIndex:
         if children is not None and not children:
             raise IntegrityError("an empty dict of children is kept")
         num_locked = 0
-        for key, child in (children or {}).items():
+        for key, child in children.items() if children is not None else ():
             if child.tokens[: self.block_bytes] != key or child.parent is not node:
                 raise IntegrityError("a child is not where its first block or its parent says")
             if child.last_access > node.last_access or child.is_dead:

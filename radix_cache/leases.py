@@ -122,7 +122,8 @@ class Lease:
         if len(self._parts) >= _MAX_PARTS:
             self._parts = [b"".join(self._parts)]
         self._parts.append(canonical)
-        self._redundant.update(redundant)
+        if redundant:
+            self._redundant.update(redundant)
         self.num_published_tokens += num_blocks * self.block_size
         self._version += 1
 
@@ -152,9 +153,7 @@ class Lease:
 
     def _owned(self) -> array[int]:
         """Every block that this lease alone owns."""
-        owned = self._private[:]
-        owned.extend(sorted(self._redundant))
-        return owned
+        return self._private + array("i", sorted(self._redundant)) if self._redundant else self._private
 
 
 class _Engine:

@@ -7,6 +7,7 @@ all refuse the same things with the same words.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from array import array
@@ -242,8 +243,18 @@ def reset(namespace: Iterable[str] | None = None, tokens: TokenIds | None = None
 
 
 def new_lease_id() -> str:
-    """Return 128 random bits as 32 hex digits: safe to choose anywhere, never guessed, never used again."""
-    return os.urandom(16).hex()
+    """Return an id that no other process chooses and nobody guesses who was not told one of this process: O(1)."""
+    return f"{_own_name}-{next(_numbers):x}"
+
+
+def _take_name() -> None:
+    global _own_name  # noqa: PLW0603 - a forked child needs a name of its own
+    _own_name = os.urandom(16).hex()
+
+
+_own_name = os.urandom(16).hex()
+_numbers = itertools.count()
+os.register_at_fork(after_in_child=_take_name)
 
 
 def lease_id_of(lease: object) -> str:
@@ -281,6 +292,8 @@ def check_namespace(namespace: Iterable[str]) -> Namespace:
 
 def check_count(value: int, what: str, least: int = 0, most: int = MAX_BLOCKS) -> int:
     """Return ``value`` as an int in [least, most], or raise `InvalidArgument` that names it and the limit."""
+    if type(value) is int and least <= value <= most:
+        return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InvalidArgument(f"{what} is an integer, not {value!r}")
     number = value.__index__()

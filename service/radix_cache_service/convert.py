@@ -6,6 +6,7 @@ request.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,25 +16,43 @@ from google.protobuf.message import Message
 from radix_cache import Lease, operations
 from radix_cache.errors import InvalidArgument, InvalidTokens, RadixCacheError
 from radix_cache.operations import InsertResult, Invalid, MatchPrefix, Operation, Outcome
+from radix_cache.stats import TreeNode
+from radix_cache.tokens import TOKEN_BYTES
 from radix_cache_service.errors import to_status
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.wire import read_block_ids, read_tokens
 
-__all__ = ["Limits", "answer", "read_batch", "read_request", "result_of"]
+__all__ = ["Limits", "answer", "node_of", "read_batch", "read_request", "result_of"]
+
+_ANSWER_BYTES = 512
+_MOST_ID_BYTES = 5  # one listed by itself
 
 
 class Limits(NamedTuple):
-    """What a request may ask for at most."""
+    """What a request may ask for at most, and the pool that it asks."""
 
     max_tokens: int
     max_operations: int
     max_message_bytes: int
     block_size: int
+    num_blocks: int
 
     def check_tokens(self, num_tokens: int, what: str) -> None:
         """Raise `InvalidArgument` where a request goes beyond the longest prompt."""
         if num_tokens > self.max_tokens:
             raise InvalidArgument(f"{what} is at most {self.max_tokens} here, not {num_tokens}")
+
+    def check_table(self, num_tokens: int | None, num_blocks: int | None) -> None:
+        """Raise `InvalidArgument` for a table that the pool could fill but no answer could carry."""
+        if num_tokens is not None and num_tokens <= self.num_blocks * self.block_size:
+            self.check_tokens(num_tokens, "num_tokens")
+        if num_tokens is None and num_blocks is not None and num_blocks <= self.num_blocks:
+            self.check_tokens(num_blocks * self.block_size, "num_blocks * block_size")
+
+    def most_added(self, num_tokens: int | None, num_blocks: int | None) -> int:
+        """How many blocks an allocation can add at most."""
+        wanted = self.num_blocks if num_tokens is None else -(-num_tokens // self.block_size)
+        return min(wanted, self.num_blocks if num_blocks is None else num_blocks, self.num_blocks)
 
 
 def _optional(request: Any, name: str) -> Any:
@@ -41,7 +60,7 @@ def _optional(request: Any, name: str) -> Any:
 
 
 def _tokens(request: Any, limits: Limits) -> bytes:
-    num_tokens = max(len(request.tokens) // 4, len(request.token_ids))
+    num_tokens = max(len(request.tokens) // TOKEN_BYTES, len(request.token_ids))
     if num_tokens > limits.max_tokens:
         raise InvalidTokens(f"a prompt has at most {limits.max_tokens} tokens here, not {num_tokens}")
     return read_tokens(request.tokens, request.token_ids)
@@ -55,29 +74,23 @@ def _match_prefix(request: pb.MatchPrefixRequest, limits: Limits) -> Operation:
         _optional(request, "num_tokens"),
         _optional(request, "num_blocks"),
         request.parent_lease_id or None,
-        request.lease_id or None,
+        request.lease_id or os.urandom(16).hex(),  # not the server's own series: its clients could guess each other's
     )
-    _check_table(operation.num_tokens, operation.num_blocks, limits)
+    limits.check_table(operation.num_tokens, operation.num_blocks)
     return operation
-
-
-def _check_table(num_tokens: int | None, num_blocks: int | None, limits: Limits) -> None:
-    limits.check_tokens(num_tokens or 0, "num_tokens")
-    if num_tokens is None:
-        limits.check_tokens((num_blocks or 0) * limits.block_size, "num_blocks * block_size")
 
 
 def _allocate(request: pb.AllocateRequest, limits: Limits) -> Operation:
     operation = operations.allocate(
         request.lease_id, _optional(request, "num_tokens"), _optional(request, "num_blocks")
     )
-    _check_table(operation.num_tokens, operation.num_blocks, limits)
+    limits.check_table(operation.num_tokens, operation.num_blocks)
     return operation
 
 
 def _insert(request: pb.InsertRequest, limits: Limits) -> Operation:
     operation = operations.insert(request.lease_id, _tokens(request, limits), request.offset)
-    limits.check_tokens(operation.offset + len(operation.tokens) // 4, "offset and tokens together")
+    limits.check_tokens(operation.offset + len(operation.tokens) // TOKEN_BYTES, "offset and tokens together")
     return operation
 
 
@@ -118,8 +131,14 @@ _READERS: dict[type[Message], Callable[[Any, Limits], Operation]] = {
 }
 
 
+_NAMES = ("lease_id", "parent_lease_id", "engine_id")
+
+
 def read_request(request: Message, limits: Limits) -> Operation:
     """Return the operation that a request asks for. Raises `InvalidArgument` and its kinds."""
+    for name in _NAMES:
+        if len(getattr(request, name, "")) > operations.MAX_NAME_LENGTH:  # would come back in a status, which is short
+            operations.check_name(getattr(request, name), name)
     return _READERS[type(request)](request, limits)
 
 
@@ -156,16 +175,18 @@ def _read_item(request: Any, limits: Limits) -> Operation:
 
 def _answer_bytes(operation: Operation, limits: Limits) -> int:
     """How long the answer can get at most, about."""
-    num_tokens = 0
+    num_ids = 0
     if isinstance(operation, MatchPrefix):
-        forked = limits.max_tokens if operation.parent_id else 0
-        num_tokens = max(len(operation.tokens) // 4, operation.num_tokens or 0, forked)
-        num_tokens += (operation.num_blocks or 0) * limits.block_size
+        num_ids = len(operation.tokens) // TOKEN_BYTES // limits.block_size
+        if operation.parent_id:
+            num_ids += min(limits.max_tokens // limits.block_size, limits.num_blocks)
+        if operation.num_tokens is not None or operation.num_blocks is not None:
+            num_ids += limits.most_added(operation.num_tokens, operation.num_blocks)
     elif isinstance(operation, operations.Insert):
-        num_tokens = len(operation.tokens) // 2
+        num_ids = 2 * (len(operation.tokens) // TOKEN_BYTES // limits.block_size)
     elif isinstance(operation, operations.Allocate):
-        num_tokens = max(operation.num_tokens or 0, (operation.num_blocks or 0) * limits.block_size)
-    return 64 + 4 * num_tokens // limits.block_size
+        num_ids = limits.most_added(operation.num_tokens, operation.num_blocks)
+    return _ANSWER_BYTES + _MOST_ID_BYTES * num_ids
 
 
 # Answers.
@@ -217,6 +238,21 @@ _ANSWERS: dict[type[Message], tuple[str, Callable[[Any, Any], Message]]] = {
 def answer(request: Any, value: Any) -> Any:
     """Return the answer message for what an operation returned, without the server's state."""
     return _ANSWERS[type(request)][1](request, value)
+
+
+def node_of(row: TreeNode) -> pb.TreeNode:
+    """Return one row of a dumped tree."""
+    return pb.TreeNode(
+        namespace=row.namespace,
+        depth=row.depth,
+        num_tokens=row.num_tokens,
+        num_blocks=row.num_blocks,
+        num_locks=row.num_locks,
+        num_children=row.num_children,
+        age=row.age,
+        tokens=row.tokens,
+        blocks=row.block_ids,
+    )
 
 
 def result_of(request: Any, outcome: Outcome) -> pb.OperationResult:

@@ -5,13 +5,16 @@ that the tree needs, and a stream costs a task, not a thread. (A thread pool doe
 flight; it pays for that with a thread for each open session, and with calls that wait for each other in the lock
 instead.)
 
-Nothing waits for blocks here, and nothing holds the loop for long: evictions and resets of very much give way.
+Nothing holds the loop for long: evictions and resets of very much give way.
+
+A reply that is lost (the deadline passed on its way, the client is gone) can't be told from one that arrived: the
+handler has returned by then, and its context says neither "cancelled" nor an error. So nothing is undone here. The
+client named the lease, and can ask for it again or release it; a client that is gone lets it expire.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,20 +25,22 @@ from google.rpc.status_pb2 import Status
 from grpc.aio import ServicerContext
 
 import radix_cache
-from radix_cache import PrefixCache
-from radix_cache.errors import InvalidArgument, UnknownLease
-from radix_cache.operations import Operation, Outcome
+from radix_cache import Lease, PrefixCache
+from radix_cache.operations import Allocate, MatchPrefix, Operation, Outcome
 from radix_cache_service.config import ServerConfig
-from radix_cache_service.convert import Limits, answer, read_batch, read_request, result_of
+from radix_cache_service.convert import Limits, answer, node_of, read_batch, read_request, result_of
 from radix_cache_service.errors import LayoutMismatch, to_status
 from radix_cache_service.metrics import CallMetrics
+from radix_cache_service.openings import Openings
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 
 __all__ = ["Servicer"]
 
-_DUMPED_AT_ONCE = 500
+_DUMPED_AT_ONCE = 256
 _MAX_DUMPED_NODES = 100_000
+_MAX_DUMPED_SPAN = 1024  # tokens: with as many ids at block size 1, a piece has 2 MiB at most
+_INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 _SETTLED_EVERY = 2000  # calls between two rests of the garbage collector
 
 
@@ -47,9 +52,13 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         self.metrics = CallMetrics()
         self.epoch = os.urandom(8).hex()
         self._config = config
-        self._limits = Limits(config.max_tokens, config.max_operations, config.max_message_bytes, config.block_size)
+        self._limits = Limits(
+            config.max_tokens, config.max_operations, config.max_message_bytes, config.block_size, config.num_blocks
+        )
         self._started = time.monotonic()
+        self._openings = Openings()
         self._num_streams = 0
+        self._sweeps: set[asyncio.Task[None]] = set()
         self._until_settled = _SETTLED_EVERY
         self._is_draining = asyncio.Event()
 
@@ -98,24 +107,32 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
 
         async def run() -> Any:
             operation = read_request(request, self._limits)
-            outcome = self.cache.run([operation], engine_id=request.engine_id or None)[0]
-            if outcome.error is not None:
-                raise outcome.error
-            response = answer(request, outcome.value)
+            response = answer(request, self._run_one(operation, request.engine_id))
             response.state.CopyFrom(self.state())
             return response
 
         return await self._answer(method, context, run)
 
-    async def MatchPrefix(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
-        response = await self._verb("MatchPrefix", request, context)
-        context.add_done_callback(lambda ended: self._abandon(response.lease_id) if ended.cancelled() else None)
-        return response
+    def _run_one(self, operation: Operation, engine_id: str) -> Any:
+        """Run an operation that is a call of its own; return its value or raise its error."""
+        if isinstance(operation, MatchPrefix):
+            opened = self._openings.find(operation, engine_id)
+            if opened is not None and self._is_live(opened, engine_id):
+                return opened
+        outcome = self.cache.run([operation], engine_id=engine_id or None)[0]
+        if outcome.error is not None:
+            raise outcome.error
+        if isinstance(operation, MatchPrefix):
+            self._openings.note(operation, engine_id, outcome.value)
+        return outcome.value
 
-    def _abandon(self, lease_id: str) -> None:
-        """The caller of a match went away before it had its answer: nobody else knows of the lease."""
-        with contextlib.suppress(UnknownLease):
-            self.cache.release(lease_id)
+    def _is_live(self, lease: Lease, engine_id: str) -> bool:
+        """Tell whether the cache still has it; to allocate nothing renews it and changes nothing."""
+        nothing = Allocate(lease.lease_id, num_blocks=0)
+        return self.cache.run([nothing], engine_id=engine_id or None)[0].error is None
+
+    async def MatchPrefix(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        return await self._verb("MatchPrefix", request, context)
 
     async def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         return await self._verb("Allocate", request, context)
@@ -157,11 +174,17 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         async def run() -> Any:
             operation: Any = read_request(request, self._limits)
             self._heard(request.engine_id)
-            for _ in self.cache.reset_steps(operation.namespace, operation.tokens):
-                await asyncio.sleep(0)
+            sweep = asyncio.create_task(self._sweep(operation))
+            self._sweeps.add(sweep)
+            sweep.add_done_callback(self._sweeps.discard)
+            await asyncio.shield(sweep)  # it goes on to its end although the caller may leave
             return pb.ResetResponse(state=self.state())
 
         return await self._answer("Reset", context, run)
+
+    async def _sweep(self, operation: Any) -> None:
+        for _ in self.cache.reset_steps(operation.namespace, operation.tokens):
+            await asyncio.sleep(0)
 
     def _heard(self, engine_id: str) -> None:
         if engine_id:
@@ -180,7 +203,12 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         paired = iter(requests)
 
         def encode(operation: Operation, outcome: Outcome) -> pb.OperationResult:
-            return result_of(next(paired), outcome)
+            if isinstance(operation, MatchPrefix) and outcome.error is None:
+                self._openings.note(operation, batch.engine_id, outcome.value)
+            result = result_of(next(paired), outcome)
+            if result.error.code == _INTERNAL:
+                self.metrics.num_calls["Batch.operation/INTERNAL"] += 1
+            return result
 
         results = self.cache.run(
             asked,
@@ -281,32 +309,17 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
 
     async def DumpTree(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """Send the rows in pieces. They are of one moment."""
-        try:
-            rows = self.cache.dump(
+
+        async def run() -> Any:
+            return self.cache.dump(
                 tuple(request.namespace),
                 min(request.max_nodes or _MAX_DUMPED_NODES, _MAX_DUMPED_NODES),
-                request.max_span_tokens,
+                min(request.max_span_tokens, _MAX_DUMPED_SPAN),
             )
-        except InvalidArgument as error:
-            status = to_status(error)
-            await context.abort(_code(status), status.message)
+
+        rows = await self._answer("DumpTree", context, run)
         for start in range(0, len(rows), _DUMPED_AT_ONCE):
-            yield pb.DumpTreeResponse(
-                nodes=[
-                    pb.TreeNode(
-                        namespace=row.namespace,
-                        depth=row.depth,
-                        num_tokens=row.num_tokens,
-                        num_blocks=row.num_blocks,
-                        num_locks=row.num_locks,
-                        num_children=row.num_children,
-                        age=row.age,
-                        tokens=row.tokens,
-                        blocks=row.block_ids,
-                    )
-                    for row in rows[start : start + _DUMPED_AT_ONCE]
-                ]
-            )
+            yield pb.DumpTreeResponse(nodes=map(node_of, rows[start : start + _DUMPED_AT_ONCE]))
 
     async def WatchEvents(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """Not served yet."""

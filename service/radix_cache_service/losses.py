@@ -1,0 +1,155 @@
+"""What lost answers leave behind. A message that ends without an answer may have taken effect, or may still.
+
+- A match: the lease is nobody's, an orphan. Its engine lives on and renews it with every call, so it would never run
+  out. It is released along with later calls until that is certain: released, or unknown to a server that can no longer
+  be working on the match.
+- A release: the same.
+- Allocate, insert, free: the table of the lease is not known any more. It is in doubt, and can only be released.
+- A batch with a ``seq`` of the caller's: the same, unless the caller's next batch is that one again and is answered.
+
+No I/O and no clock: times come from outside, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from radix_cache.errors import InvalidArgument, LeaseExpired, RadixCacheError, StaleLease, UnknownLease
+from radix_cache.operations import Allocate, Free, Insert, MatchPrefix, Operation, Release
+
+__all__ = ["Losses"]
+
+_LATE_S = 2.0  # a server may still begin a call so long after its deadline
+_RESEND_S = 60.0  # a caller's own batch may be sent again for so long
+_RETRY_S = 1.0
+_MOST_AT_ONCE = 256
+
+
+class _Orphan(NamedTuple):
+    certain_at: float  # from here on, "unknown" means that it never was, and never will be
+    due_at: float
+
+
+class _Batch(NamedTuple):
+    seq: int
+    lease_ids: frozenset[str]
+    certain_at: float
+
+
+class Losses:
+    """One client's. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._orphans: dict[str, _Orphan] = {}
+        self._doubts: dict[str, int | None] = {}  # with the seq of the batch that can clear it up
+        self._batch: _Batch | None = None  # of the caller's, may be sent again
+        self._given_up: frozenset[str] = frozenset()  # leases of the one before, which was not
+
+    def clear(self) -> None:
+        """Forget all: the server has."""
+        self._orphans.clear()
+        self._doubts.clear()
+        self._batch, self._given_up = None, frozenset()
+
+    def check(self, operation: Operation, seq: int | None) -> None:
+        """Refuse what can't work: `StaleLease` for a lease in doubt, `InvalidArgument` for the name of an orphan."""
+        if isinstance(operation, MatchPrefix):
+            if operation.lease_id in self._orphans:
+                raise InvalidArgument(f"lease_id {operation.lease_id!r} is in use until it is certain to be released")
+        elif isinstance(operation, (Allocate, Insert, Free)):
+            lease_id = operation.lease_id
+            if lease_id in self._doubts and (seq is None or self._doubts[lease_id] != seq):
+                raise StaleLease(lease_id, f"an answer for lease {lease_id!r} was lost: it can only be released")
+
+    # A message and its end.
+
+    def begin(self, seq: int | None, now: float) -> frozenset[str]:
+        """A batch is sent with this ``seq`` of the caller's; return the leases that it may have opened before."""
+        batch = self._batch
+        if batch is None or batch.seq != seq:
+            self.give_up(now)
+            return frozenset()
+        self._batch = None
+        return batch.lease_ids
+
+    def lose(
+        self, operations: Sequence[Operation], before: frozenset[str], certain_at: float, seq: int | None, now: float
+    ) -> None:
+        """No answer came, nor will one. ``before``: leases that the same batch may have opened already."""
+        opened = {operation.lease_id for operation in operations if isinstance(operation, MatchPrefix)}
+        released = {operation.lease_id for operation in operations if isinstance(operation, Release)}
+        for operation in operations:
+            if isinstance(operation, (Allocate, Insert, Free)):
+                self._doubts[operation.lease_id] = seq
+        if seq is None:
+            self.abandon(opened | released, certain_at, now)
+        else:
+            self.abandon(released - opened, certain_at, now)
+            self._batch = _Batch(seq, before | opened, certain_at)
+
+    def doubt(self, lease_id: str) -> None:
+        """Its table is not known, for good."""
+        self._doubts[lease_id] = None
+
+    def answered(self, seq: int) -> None:
+        """The caller's batch got its answer: what it did is known now."""
+        for lease_id in [lease_id for lease_id, cleared_by in self._doubts.items() if cleared_by == seq]:
+            del self._doubts[lease_id]
+
+    def forget(self, lease_id: str) -> None:
+        """The lease is gone, so there is no doubt about it."""
+        self._doubts.pop(lease_id, None)
+
+    # Orphans.
+
+    @property
+    def orphans(self) -> Iterable[str]:
+        """The ids that are to be given back."""
+        return self._orphans
+
+    def is_given_up(self, lease_id: str) -> bool:
+        """Tell whether this lease was given back in part already, so that it can't be had from a repeated answer."""
+        return lease_id in self._given_up
+
+    def abandon(self, lease_ids: Iterable[str], certain_at: float, now: float) -> None:
+        """Give these back; what may still open them is over at ``certain_at``."""
+        for lease_id in lease_ids:
+            self._orphans[lease_id] = _Orphan(certain_at, now)
+
+    def give_up(self, now: float) -> None:
+        """The caller did not send the lost batch again: what it may have opened is nobody's."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            self._given_up = batch.lease_ids
+            self.abandon(batch.lease_ids, batch.certain_at, now)
+
+    def take_due(self, now: float, most: int) -> list[str]:
+        """Return ids to release in a message now; those are not due again for a while."""
+        if self._batch is not None and now > self._batch.certain_at + _RESEND_S:
+            self.give_up(now)
+        due = [lease_id for lease_id, orphan in self._orphans.items() if orphan.due_at <= now]
+        del due[min(most, _MOST_AT_ONCE) :]
+        for lease_id in due:
+            self._orphans[lease_id] = self._orphans[lease_id]._replace(due_at=now + _RETRY_S)
+        return due
+
+    def settle(self, lease_id: str, error: RadixCacheError | None, sent_at: float) -> None:
+        """Note what a release that was sent at ``sent_at`` came to; on any other error it is tried again."""
+        orphan = self._orphans.get(lease_id)
+        if orphan is None:
+            return
+        is_gone = error is None or isinstance(error, LeaseExpired)
+        if is_gone or (isinstance(error, UnknownLease) and sent_at >= orphan.certain_at):
+            del self._orphans[lease_id]
+        elif isinstance(error, UnknownLease):
+            self._orphans[lease_id] = orphan._replace(due_at=orphan.certain_at)
+
+    def next_due(self) -> float | None:
+        """Return when an orphan is due next, or None."""
+        return min((orphan.due_at for orphan in self._orphans.values()), default=None)
+
+
+def certain_at(now: float, sent_at: float, timeout_s: float) -> float:
+    """Return when a server is surely done with a message that was lost."""
+    return max(now, sent_at + timeout_s) + _LATE_S

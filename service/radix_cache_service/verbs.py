@@ -1,0 +1,142 @@
+"""The verbs of `radix_cache.PrefixCache` for those who reach it over a wire: signatures, and nothing else.
+
+Each checks and packs its arguments as the cache itself would, and hands one operation to ``_do``. What they mean, cost and
+raise is said there; over a wire each can raise `ServiceUnavailable` and `DeadlineExceeded` as well.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from radix_cache import operations
+from radix_cache.leases import Lease
+from radix_cache.operations import InsertResult, Operation
+from radix_cache.tokens import BlockIds, TokenIds
+
+__all__ = ["AsyncVerbs", "Verbs"]
+
+
+class Verbs(ABC):
+    """Verbs that return when the answer is there."""
+
+    @abstractmethod
+    def _do(self, operation: Operation, lease: object = None) -> Any:
+        """Return what the operation came to; ``lease`` is what the caller named the lease by."""
+
+    def match_prefix(
+        self,
+        tokens: TokenIds,
+        namespace: Iterable[str] = (),
+        max_tokens: int | None = None,
+        num_tokens: int | None = None,
+        num_blocks: int | None = None,
+        parent: Lease | str | None = None,
+        lease_id: str | None = None,
+    ) -> Lease:
+        """Find the longest cached prefix, lock it and allocate: `radix_cache.PrefixCache.match_prefix`.
+
+        If the answer is lost, the lease is given back in the background as soon as the server can be reached.
+        """
+        operation = operations.match_prefix(tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id)
+        lease: Lease = self._do(operation, parent)
+        return lease
+
+    def allocate(self, lease: Lease | str, num_tokens: int | None = None, num_blocks: int | None = None) -> array[int]:
+        """Grow the block table; return the ids added, int32: `radix_cache.PrefixCache.allocate`."""
+        added: array[int] = self._do(operations.allocate(lease, num_tokens, num_blocks), lease)
+        return added
+
+    def insert(self, lease: Lease | str, tokens: TokenIds, offset: int = 0) -> InsertResult:
+        """Publish whole blocks whose KV is complete: `radix_cache.PrefixCache.insert`."""
+        result: InsertResult = self._do(operations.insert(lease, tokens, offset), lease)
+        return result
+
+    def free(self, lease: Lease | str, block_ids: BlockIds) -> None:
+        """Give back redundant blocks or the tail of the table: `radix_cache.PrefixCache.free`."""
+        self._do(operations.free(lease, block_ids), lease)
+
+    def release(self, lease: Lease | str) -> None:
+        """End the lease: `radix_cache.PrefixCache.release`. If the answer is lost, it is repeated in the background."""
+        self._do(operations.release(lease), lease)
+
+    def renew(self, lease: Lease | str, ttl_s: float | None = None) -> None:
+        """Let the lease live on: `radix_cache.PrefixCache.renew`. With ``ttl_s``, closing the client leaves it alone."""
+        self._do(operations.renew(lease, ttl_s), lease)
+
+    def probe(self, tokens: TokenIds, namespace: Iterable[str] = ()) -> int:
+        """Count the cached tokens; changes nothing: `radix_cache.PrefixCache.probe`."""
+        num_tokens: int = self._do(operations.probe(tokens, namespace))
+        return num_tokens
+
+    def evict(self, num_blocks: int) -> int:
+        """Return up to so many evictable blocks to the pool; the answer is how many: `radix_cache.PrefixCache.evict`."""
+        num_evicted: int = self._do(operations.evict(num_blocks))
+        return num_evicted
+
+    def reset(self, namespace: Iterable[str] | None = None, tokens: TokenIds | None = None) -> None:
+        """Forget what is cached under a namespace: `radix_cache.PrefixCache.reset`."""
+        self._do(operations.reset(namespace, tokens))
+
+
+class AsyncVerbs(ABC):
+    """The same, to be awaited."""
+
+    @abstractmethod
+    async def _do(self, operation: Operation, lease: object = None) -> Any:
+        """Return what the operation came to; ``lease`` is what the caller named the lease by."""
+
+    async def match_prefix(
+        self,
+        tokens: TokenIds,
+        namespace: Iterable[str] = (),
+        max_tokens: int | None = None,
+        num_tokens: int | None = None,
+        num_blocks: int | None = None,
+        parent: Lease | str | None = None,
+        lease_id: str | None = None,
+    ) -> Lease:
+        """Find the longest cached prefix, lock it and allocate: `Verbs.match_prefix`."""
+        operation = operations.match_prefix(tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id)
+        lease: Lease = await self._do(operation, parent)
+        return lease
+
+    async def allocate(
+        self, lease: Lease | str, num_tokens: int | None = None, num_blocks: int | None = None
+    ) -> array[int]:
+        """Grow the block table: `Verbs.allocate`."""
+        added: array[int] = await self._do(operations.allocate(lease, num_tokens, num_blocks), lease)
+        return added
+
+    async def insert(self, lease: Lease | str, tokens: TokenIds, offset: int = 0) -> InsertResult:
+        """Publish whole blocks whose KV is complete: `Verbs.insert`."""
+        result: InsertResult = await self._do(operations.insert(lease, tokens, offset), lease)
+        return result
+
+    async def free(self, lease: Lease | str, block_ids: BlockIds) -> None:
+        """Give back redundant blocks or the tail of the table: `Verbs.free`."""
+        await self._do(operations.free(lease, block_ids), lease)
+
+    async def release(self, lease: Lease | str) -> None:
+        """End the lease: `Verbs.release`."""
+        await self._do(operations.release(lease), lease)
+
+    async def renew(self, lease: Lease | str, ttl_s: float | None = None) -> None:
+        """Let the lease live on: `Verbs.renew`."""
+        await self._do(operations.renew(lease, ttl_s), lease)
+
+    async def probe(self, tokens: TokenIds, namespace: Iterable[str] = ()) -> int:
+        """Count the cached tokens: `Verbs.probe`."""
+        num_tokens: int = await self._do(operations.probe(tokens, namespace))
+        return num_tokens
+
+    async def evict(self, num_blocks: int) -> int:
+        """Return up to so many evictable blocks to the pool: `Verbs.evict`."""
+        num_evicted: int = await self._do(operations.evict(num_blocks))
+        return num_evicted
+
+    async def reset(self, namespace: Iterable[str] | None = None, tokens: TokenIds | None = None) -> None:
+        """Forget what is cached under a namespace: `Verbs.reset`."""
+        await self._do(operations.reset(namespace, tokens))
