@@ -186,7 +186,7 @@ class Executor:
         lease = Lease(lease_id, namespace, self._block_size, num_cached_tokens, parts, engine_id)
         if num_cached_tokens and node is not None:
             lease._node = node = index.cut(child, covered) if child is not None else node
-            index.hold(node)
+            index.hold(node, is_insert=False)
         if num_private:
             lease._grow(self._take(num_private))
         self.leases.add(lease, self._clock() if self.leases.ttl_s is not None else 0.0)
@@ -326,10 +326,11 @@ class Executor:
             num_adopted = len(adopted) // BLOCK_ID_BYTES
             self.num_leased_blocks -= num_adopted
             self.counters.num_inserted_blocks += num_adopted
+        counted = None if lease._num_queried_tokens else held
         if node is held:
-            index.touch(node)
+            index.touch(node, True, counted)
         else:
-            index.hold(node)
+            index.hold(node, True, counted)
             if held is not None:
                 index.unlock(held)
             lease._node = node
@@ -342,7 +343,8 @@ class Executor:
         """Touch the first ``num_tokens`` of what the lease has published."""
         if num_tokens and lease._node is not None:
             depth = lease.num_published_tokens * TOKEN_BYTES
-            self.index.touch(self.index.node_above(lease._node, depth, num_tokens * TOKEN_BYTES))
+            node = self.index.node_above(lease._node, depth, num_tokens * TOKEN_BYTES)
+            self.index.touch(node, True, None if lease._num_queried_tokens else node)
 
     def _count_request(self, lease: Lease) -> None:
         """Count the reuse of a request once, when it first publishes."""

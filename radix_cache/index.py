@@ -146,17 +146,19 @@ class PrefixIndex:
             node = node.parent
         return self.cut(node, len(node.tokens) - (depth - stop))
 
-    def touch(self, node: Node) -> None:
-        """Note that the path through ``node`` was covered by a match or an insert. O(depth)."""
+    def touch(self, node: Node, is_insert: bool, counted: Node | None = None) -> None:
+        """Note that the path through ``node`` was covered by a match or an insert. O(depth).
+
+        ``counted``: where the last insert of the same request ended.
+        """
         self.now = now = self.now + 1
         above: Node | None = node
         while above is not None:
             above.last_access = now
             above = above.parent
-        if node.children is None:
-            self.policy.touch(node)
+        self.policy.visit(node, is_insert, counted)
 
-    def hold(self, node: Node) -> None:
+    def hold(self, node: Node, is_insert: bool, counted: Node | None = None) -> None:
         """Touch the path through ``node`` and protect it, once more. O(depth)."""
         self.now = now = self.now + 1
         num_bytes = 0
@@ -173,8 +175,7 @@ class PrefixIndex:
             above.last_access = now
             above = above.parent
         self.num_protected_blocks += num_bytes // BLOCK_ID_BYTES
-        if node.children is None:
-            self.policy.touch(node)
+        self.policy.visit(node, is_insert, counted)
 
     def unlock(self, node: Node) -> bytes:
         """Undo the lock of one `hold`; touches nothing. O(depth).
@@ -208,7 +209,12 @@ class PrefixIndex:
         children = node.children
         num_blocks = len(block_ids) // BLOCK_ID_BYTES
         self.num_cached_blocks += num_blocks
-        if children is None and node.num_locks == num_own_locks and 0 < len(node.tokens) < _MAX_EXTENDED_BYTES:
+        if (
+            children is None
+            and node.num_locks == num_own_locks
+            and 0 < len(node.tokens) < _MAX_EXTENDED_BYTES
+            and self.policy.merges_touched
+        ):
             node.tokens += tokens
             node.block_ids += block_ids
             if num_own_locks:

@@ -34,12 +34,13 @@ class Node:
     num_locks: leases that end here + children with locks.
     last_access: logical time of the last match or insert that covered this node.
     is_dead: out of the tree, by eviction or reset; what is still locked then is freed when it is unlocked.
-    prev, next, rank: for the eviction policy alone.
+    prev, next, rank, data: for the eviction policy alone; both halves of a cut share ``data``, so it is immutable.
     """
 
     __slots__ = (
         "block_ids",
         "children",
+        "data",
         "is_dead",
         "last_access",
         "next",
@@ -61,6 +62,7 @@ class Node:
         self.prev: Node | None = None
         self.next: Node | None = None
         self.rank: Any = None
+        self.data: Any = None
 
     @property
     def num_blocks(self) -> int:
@@ -77,6 +79,7 @@ class Node:
         num_id_bytes = num_bytes // block_bytes * BLOCK_ID_BYTES
         upper = Node(self.parent, tokens[:num_bytes], block_ids[:num_id_bytes])
         upper.last_access = self.last_access
+        upper.data = self.data
         upper.num_locks = 1 if self.num_locks else 0
         upper.children = {tokens[num_bytes : num_bytes + block_bytes]: self}
         if self.parent is not None and self.parent.children is not None:

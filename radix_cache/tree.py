@@ -110,7 +110,7 @@ class RadixTree:
             if child is not None:
                 node = index.cut(child, covered)
             if node is not root:
-                index.hold(node)
+                index.hold(node, is_insert=False)
                 match._node = node
                 match.num_tokens = (at + covered) // TOKEN_BYTES
         self._held.add(match)
@@ -164,7 +164,7 @@ class RadixTree:
             self._own(adopted)
             canonical.extend(adopted)
         if node is not None and limit:
-            index.touch(node)
+            index.touch(node, is_insert=True)
         return InsertResult((at + covered) // TOKEN_BYTES, canonical, redundant)
 
     def _checked_ids(self, block_ids: BlockIds, limit: int, *, is_ragged: bool) -> array[int]:

@@ -20,14 +20,28 @@ __all__ = ["EvictionPolicy"]
 
 
 class EvictionPolicy(ABC):
-    """An order of the leaves. Raised exceptions are bugs of the policy; none of these methods is expected to fail."""
+    """An order of the leaves. Raised exceptions are bugs of the policy; none of these methods is expected to fail.
+
+    name: what users call it.
+    merges_touched: whether blocks touched at the same time are alike to it, whenever they came, so that a leaf may grow
+    in place. Only recency alone allows that.
+    """
 
     name: str
-    """What users call it."""
+    merges_touched = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies are made empty: the order belongs to one tree, and a copied tree fills its own."""
         return type(self), ()
+
+    def visit(self, node: Node, is_insert: bool, counted: Node | None) -> None:
+        """The path through ``node`` was covered by a match or an insert, at ``node.last_access``.
+
+        ``counted``: the node of this path where the last insert of the same request ended, None for its first. Hits
+        that count once a request count below it.
+        """
+        if node.children is None:
+            self.touch(node)
 
     @abstractmethod
     def touch(self, leaf: Node) -> None:
@@ -43,7 +57,10 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def victim(self) -> Node | None:
-        """Return the unlocked leaf whose tail goes next, or None if there is none; it stays in the order."""
+        """Return the unlocked leaf whose tail goes next, or None if there is none; it stays in the order.
+
+        Asked only when blocks of that leaf are evicted right after.
+        """
 
     @abstractmethod
     def candidates(self) -> Iterable[Node]:

@@ -24,6 +24,7 @@ class LRU(EvictionPolicy):
     """The least recently touched leaf first. Every method is O(1), or O(log h) with h leaves in the heap."""
 
     name = "lru"
+    merges_touched = True
 
     def __init__(self) -> None:
         self._ends = ends = Node(None, b"", b"")  # the list's two ends in one: next is the oldest, prev the newest
