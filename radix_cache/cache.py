@@ -192,7 +192,8 @@ class PrefixCache:
         done = 0
         while True:
             with self._lock:
-                piece = self._executor.call(Evict(min(left - done, _NUM_STEP_BLOCKS)), None)
+                self._executor.begin(None)
+                piece = self._executor.do(Evict(min(left - done, _NUM_STEP_BLOCKS)), None)
             done += piece
             yield done
             if done == left or not piece:
@@ -287,7 +288,9 @@ class PrefixCache:
         if engine_id is not None:
             check_name(engine_id, "engine_id")
         with self._lock:
-            return self._executor.call(operation, engine_id)
+            if self.lease_ttl_s is not None:
+                self._executor.begin(engine_id)
+            return self._executor.do(operation, engine_id)
 
     # Reading.
 

@@ -98,12 +98,6 @@ class Executor:
             if engine_id is not None:
                 self.leases.heartbeat(engine_id, now)
 
-    def call(self, operation: Operation, engine_id: str | None) -> Any:
-        """`begin`, then `do`."""
-        if self.leases.ttl_s is not None:
-            self.begin(engine_id)
-        return self.do(operation, engine_id)
-
     def do(self, operation: Operation, engine_id: str | None) -> Any:
         """Run one operation; return its value or raise its error. Raises `IntegrityError` if the sums are off after
         it.
@@ -162,35 +156,40 @@ class Executor:
 
     def _match_prefix(self, operation: MatchPrefix, engine_id: str | None) -> Lease:
         tokens, lease_id, namespace, max_tokens, num_tokens, num_blocks, parent_id = operation
-        if lease_id in self.leases:
+        if lease_id in self.leases.by_id:
             raise InvalidArgument(f"lease_id {lease_id!r} is in use")
         index = self.index
         parts: list[bytes] = []
         published = 0
-        start: Node | None = None
+        node: Node | None = None
         if parent_id is not None:
             parent = self._forked(parent_id, namespace, max_tokens, engine_id)
-            namespace, published, start = parent.namespace, parent.num_published_tokens, parent._node
+            namespace, published, node = parent.namespace, parent.num_published_tokens, parent._node
             parts.extend(parent._parts)
-        start = start or index.roots.get(namespace)
+        node = node or index.roots.get(namespace)
         limit = len(tokens)
         if max_tokens is not None:
             limit = min(limit, (max_tokens - published) * TOKEN_BYTES)
-        node, at, child, covered = start, 0, None, 0
-        if start is not None:
-            node, at, child, covered = index.walk(start, tokens, 0, index.whole(limit), parts)
+        at, child, covered = 0, None, 0
+        if node is not None:
+            node, at, child, covered = index.walk(node, tokens, 0, limit - limit % index.block_bytes, parts)
         num_cached_tokens = published + (at + covered) // TOKEN_BYTES
         num_private = self._num_missing(num_cached_tokens // self._block_size, num_tokens, num_blocks)
-        self._check_room(num_private, node, child, covered)
+        if num_private:
+            self._check_room(num_private, node if num_cached_tokens else None, child, covered)
 
         lease = Lease(lease_id, namespace, self._block_size, num_cached_tokens, parts, engine_id)
         if num_cached_tokens and node is not None:
             lease._node = node = index.cut(child, covered) if child is not None else node
-            index.hold(node, is_insert=False)
+            index.hold(node, False)
         if num_private:
-            lease._grow(self._take(num_private))
+            lease._private = self._take(num_private)
         self.leases.add(lease, self._clock() if self.leases.ttl_s is not None else 0.0)
-        self._count_lookup(lease, published + len(tokens) // TOKEN_BYTES)
+        lease._num_queried_tokens = num_queried = published + len(tokens) // TOKEN_BYTES
+        counters = self.counters
+        counters.num_lookups += 1
+        counters.num_lookup_tokens += num_queried
+        counters.num_lookup_hit_tokens += num_cached_tokens
         return lease
 
     def _forked(self, parent_id: str, namespace: Namespace, max_tokens: int | None, engine_id: str | None) -> Lease:
@@ -214,22 +213,19 @@ class Executor:
         return missing if num_blocks is None else min(missing, num_blocks)
 
     def _check_room(self, num_private: int, node: Node | None, child: Node | None, covered: int) -> None:
-        """Raise `PoolExhausted` unless a match that ends ``covered`` bytes into ``child`` can have its private
-        blocks.
+        """Raise `PoolExhausted` unless a match can have its private blocks.
+
+        It ends ``covered`` bytes into ``child``, or in ``node``; what it would protect cannot be evicted for it.
         """
-        if not num_private:
-            return
         index, pool = self.index, self.pool
-        kept = 0
-        if self._num_growth_blocks and self.num_leased_blocks:
-            kept = self._num_growth_blocks
-        if num_private + kept <= pool.num_free_blocks and not self._is_refusing:
-            return
-        own = 0 if node is None else index.num_evictable_above(node)
-        if child is not None and not child.num_locks:
-            own += covered // index.block_bytes
-        available = max(pool.num_free_blocks + index.num_evictable_blocks - own - kept, 0)
-        self._require(num_private, available)
+        kept = self._num_growth_blocks if self.num_leased_blocks else 0
+        available = pool.num_free_blocks - kept
+        if num_private > available:
+            own = 0 if node is None else index.num_evictable_above(node)
+            if child is not None and not child.num_locks:
+                own += covered // index.block_bytes
+            available += index.num_cached_blocks - index.num_protected_blocks - own
+        self._require(num_private, max(available, 0))
 
     def _require(self, num_blocks: int, available: int) -> None:
         if num_blocks > available or self._is_refusing:
@@ -243,13 +239,6 @@ class Executor:
         self.counters.num_allocated_blocks += num_blocks
         self.num_leased_blocks += num_blocks
         return array("i", self.pool.take(num_blocks))
-
-    def _count_lookup(self, lease: Lease, num_tokens: int) -> None:
-        lease._num_queried_tokens = num_tokens
-        counters = self.counters
-        counters.num_lookups += 1
-        counters.num_lookup_tokens += num_tokens
-        counters.num_lookup_hit_tokens += lease.num_cached_tokens
 
     def _allocate(self, operation: Allocate, engine_id: str | None) -> array[int]:
         lease = self._named(operation.lease_id, engine_id)
@@ -271,7 +260,7 @@ class Executor:
             raise InvalidArgument(
                 f"offset is a multiple of {self._block_size} up to the {published} tokens published, not {offset}"
             )
-        stop = self.index.whole(len(tokens))
+        stop = len(tokens) - len(tokens) % self.index.block_bytes
         overlap = min((published - offset) * TOKEN_BYTES, len(tokens))
         known = self._overlapping(lease, tokens[:overlap], offset) if overlap else b""
         overlap = min(overlap, stop)
@@ -285,7 +274,8 @@ class Executor:
         else:
             num_cached_tokens, canonical, redundant = offset + stop // TOKEN_BYTES, b"", array("i")
             self._touch_to(lease, num_cached_tokens)
-        self._count_request(lease)
+        if lease._num_queried_tokens:
+            self._count_request(lease)
         return InsertResult(num_cached_tokens, array("i", known + canonical), redundant)
 
     def _overlapping(self, lease: Lease, tokens: bytes, offset: int) -> bytes:
@@ -347,12 +337,12 @@ class Executor:
             self.index.touch(node, True, None if lease._num_queried_tokens else node)
 
     def _count_request(self, lease: Lease) -> None:
-        """Count the reuse of a request once, when it first publishes."""
-        if lease._num_queried_tokens:
-            self.counters.num_requests += 1
-            self.counters.num_queried_tokens += lease._num_queried_tokens
-            self.counters.num_hit_tokens += lease.num_cached_tokens
-            lease._num_queried_tokens = 0
+        """Count the reuse of a request, once, when it first publishes."""
+        counters = self.counters
+        counters.num_requests += 1
+        counters.num_queried_tokens += lease._num_queried_tokens
+        counters.num_hit_tokens += lease.num_cached_tokens
+        lease._num_queried_tokens = 0
 
     def _free(self, operation: Free, engine_id: str | None) -> None:
         lease = self._named(operation.lease_id, engine_id)

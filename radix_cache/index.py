@@ -231,7 +231,7 @@ class PrefixIndex:
         if children is None:
             node.children = children = {}
             self.policy.discard(node)
-        elif len(children) == MAX_PLAIN_CHILDREN and isinstance(children, dict):
+        elif type(children) is dict and len(children) >= MAX_PLAIN_CHILDREN:
             node.children = children = WideChildren(children)
         children[child.tokens[: self.block_bytes]] = child
 
@@ -247,13 +247,14 @@ class PrefixIndex:
 
         Returns their ids: pieces in the order of eviction, each in the order of the table. O(what is evicted).
         """
-        left = min(num_blocks, self.num_evictable_blocks)
+        left = min(num_blocks, self.num_cached_blocks - self.num_protected_blocks)
         evicted: list[bytes] = []
+        victim = self.policy.victim
         while left:
-            leaf = self.policy.victim()
+            leaf = victim()
             if leaf is None:
                 raise IntegrityError(f"policy {self.policy.name!r} names no victim; {left} more blocks are evictable")
-            num_spare = leaf.num_blocks - left
+            num_spare = len(leaf.block_ids) // BLOCK_ID_BYTES - left
             if num_spare <= 0:
                 left = -num_spare
                 self._unlink(leaf)

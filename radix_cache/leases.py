@@ -170,37 +170,38 @@ class _Engine:
 class LeaseTable:
     """Finds leases by id, and names those that have run out.
 
-    ttl_s: seconds that a lease lives unheard of; None: for ever. Every method is O(1) but `expired`, which is
+    ttl_s: seconds that a lease lives unheard of; None: for ever. by_id: the live leases, for reading.
+    Every method is O(1) but `expired`, which is
     O(log n) for each deadline that came up.
     """
 
     def __init__(self, ttl_s: float | None) -> None:
         self.ttl_s = ttl_s
-        self._leases: dict[str, Lease] = {}
+        self.by_id: dict[str, Lease] = {}
         self._engines: dict[str, _Engine] = {}
         self._deadlines: list[tuple[float, int, _Engine | Lease]] = []
         self._num_scheduled = 0  # breaks ties in the heap
         self._gone: OrderedDict[str, None] = OrderedDict()  # ids that expired, the newest last
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self.by_id)
 
     def __iter__(self) -> Iterator[Lease]:
-        return iter(self._leases.values())
+        return iter(self.by_id.values())
 
     def __contains__(self, lease_id: str) -> bool:
-        return lease_id in self._leases
+        return lease_id in self.by_id
 
     def get(self, lease_id: str) -> Lease:
         """Return the live lease of this id. Raises `LeaseExpired` or `UnknownLease`."""
-        lease = self._leases.get(lease_id)
-        if lease is None:
-            raise LeaseExpired(lease_id) if lease_id in self._gone else UnknownLease(lease_id)
-        return lease
+        lease = self.by_id.get(lease_id)
+        if lease is not None:
+            return lease
+        raise LeaseExpired(lease_id) if lease_id in self._gone else UnknownLease(lease_id)
 
     def add(self, lease: Lease, now: float) -> None:
         """Take up a new lease; it lives until ``now + ttl_s`` at least."""
-        self._leases[lease.lease_id] = lease
+        self.by_id[lease.lease_id] = lease
         self._gone.pop(lease.lease_id, None)
         if lease.engine_id is not None:
             lease._engine = engine = self._engines.setdefault(lease.engine_id, _Engine())
@@ -214,7 +215,7 @@ class LeaseTable:
 
     def remove(self, lease: Lease) -> None:
         """Forget a lease."""
-        del self._leases[lease.lease_id]
+        del self.by_id[lease.lease_id]
         engine = lease._engine
         if engine is not None:
             del engine.leases[lease.lease_id]
@@ -250,7 +251,7 @@ class LeaseTable:
         while deadlines and deadlines[0][0] <= now:
             holder = heapq.heappop(deadlines)[2]
             if isinstance(holder, Lease):
-                due = [holder] if self._leases.get(holder.lease_id) is holder else []
+                due = [holder] if self.by_id.get(holder.lease_id) is holder else []
             else:
                 holder.is_scheduled = False
                 due = list(holder.leases.values())
@@ -292,6 +293,6 @@ class LeaseTable:
             if not engine.leases:
                 wrong.append(f"engine {name!r} is kept without a lease")
             for lease_id, lease in engine.leases.items():
-                if self._leases.get(lease_id) is not lease or lease._engine is not engine:
+                if self.by_id.get(lease_id) is not lease or lease._engine is not engine:
                     wrong.append(f"lease {lease_id!r} is in the books of engine {name!r} only")
         return wrong

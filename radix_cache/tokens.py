@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from array import array, typecodes
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 from radix_cache.errors import InvalidBlocks, InvalidTokens
 
@@ -23,14 +23,6 @@ _BIG_ENDIAN = sys.byteorder == "big"
 _MAX_BLOCK_ID = 2**31 - 1
 _WIDE = "w" if "w" in typecodes else "u"  # 32-bit characters; "u" left Python in 3.16, "w" came in 3.13
 _BOOL_PROBES = 64
-
-
-@runtime_checkable
-class _Tensor(Protocol):
-    """What is used of a torch tensor; torch itself is never imported here."""
-
-    def detach(self) -> Any: ...
-    def tolist(self) -> Any: ...
 
 
 TokenIds: TypeAlias = "bytes | bytearray | memoryview | Sequence[int] | array[int] | Any"
@@ -90,7 +82,7 @@ def _integers(values: Any, error: _Error, what: str) -> array[int]:
     """Return a fresh uint32 array of ``values``, or raise ``error`` naming the first bad one."""
     if isinstance(values, (list, tuple)):
         return _from_sequence(values, error, what)
-    if isinstance(values, _Tensor):
+    if hasattr(values, "detach"):  # a torch tensor; torch itself is never imported here
         return _from_tensor(values, error, what)
     try:
         view = memoryview(values)
@@ -134,7 +126,7 @@ def _has_bool(values: Sequence[Any], packed: bytes) -> bool:
     return False
 
 
-def _from_tensor(tensor: _Tensor, error: _Error, what: str) -> array[int]:
+def _from_tensor(tensor: Any, error: _Error, what: str) -> array[int]:
     device = getattr(getattr(tensor, "device", None), "type", "cpu")
     if device != "cpu":
         raise error(f"{what} are in a tensor on {device}: move it to the CPU first")

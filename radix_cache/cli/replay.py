@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from radix_cache.cli.remote import connected
 from radix_cache.cli.show import count, duration, make_console, make_table, percent, print_json
 from radix_cache.lab import ReplayResult, Request, count_requests, read_trace
 from radix_cache.lab import replay as play_trace
@@ -79,18 +80,16 @@ def _in_process(
 
 
 def _over_grpc(address: str, requests: Iterable[Request]) -> tuple[ReplayResult, str]:
-    from radix_cache_service import Client
-
     namespace = ("replay", os.urandom(4).hex())
-    with Client(address) as client, client.session() as session:
+    with connected(address) as client, client.session() as session:
         description = client.describe()
         result = play_trace(requests, client, namespace, batch=session.batch)
     return result, f"{_shape(description)}, over gRPC to {address}"
 
 
 def _shape(cache: Description) -> str:
-    ids = "id" if cache.block_size == 1 else "ids"
-    return f"{cache.policy}, {count(cache.num_blocks)} blocks of {cache.block_size} {ids}"
+    size = f" of {cache.block_size} tokens" if cache.block_size > 1 else ""
+    return f"{cache.policy}, {count(cache.num_blocks)} blocks{size}"
 
 
 def _put_back(first: Request | None, rest: Iterator[Request]) -> Iterator[Request]:

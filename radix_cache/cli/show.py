@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["count", "duration", "make_console", "make_table", "percent", "print_json"]
+__all__ = ["count", "duration", "make_console", "make_table", "percent", "plural", "print_json"]
 
 _WIDTH_OF_FILES = 120
 
@@ -45,6 +45,11 @@ def print_json(value: Any, indent: int | None = 2) -> None:
 def count(number: float) -> str:
     """Return a whole number with commas."""
     return f"{number:,.0f}"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number and what it counts."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def percent(rate: float | None) -> str:

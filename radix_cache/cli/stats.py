@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from radix_cache.cli.show import count, duration, make_console, make_table, percent, print_json
+from radix_cache.cli.remote import connected
+from radix_cache.cli.show import count, duration, make_console, make_table, percent, plural, print_json
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -32,9 +33,7 @@ def stats(address: str, watch: bool, interval: float, num_rounds: int | None, as
     Blocks by state, reuse, calls and their latency. A hit rate is the cached share of the prompt tokens of all requests
     that published something.
     """
-    from radix_cache_service import Client
-
-    with Client(address) as client:
+    with connected(address) as client:
         if not watch:
             _show_once(client, address, as_json)
             return
@@ -102,8 +101,9 @@ def tables(address: str, description: Any, now: Any, rates: dict[str, float] | N
     from rich.console import Group
     from rich.text import Text
 
-    policy = f"{count(description.num_blocks)} blocks of {description.block_size} tokens, {description.policy}"
-    title = Text(f"{address}: {policy}, up {timedelta(seconds=int(now.uptime_s))}", style="bold")
+    pool = f"{count(description.num_blocks)} blocks of {plural(description.block_size, 'token')}"
+    up = timedelta(seconds=int(now.uptime_s))
+    title = Text(f"{address}: {pool}, {description.policy}, up {up}", style="bold")
     return Group(title, _blocks_table(now), _reuse_table(now, rates), _calls_table(now))
 
 
@@ -132,7 +132,6 @@ def _reuse_table(now: Any, rates: dict[str, float] | None) -> Any:
         ("prompt tokens", "num_queried_tokens"),
         ("  found in the cache", "num_hit_tokens"),
         ("blocks evicted", "num_evicted_blocks"),
-        ("refused for lack of blocks", "num_exhausted"),
         ("leases expired", "num_expired_leases"),
     )
     for name, counter in rows:
@@ -160,7 +159,8 @@ def _calls_table(now: Any) -> Any:
 
 
 def _as_dict(now: Any) -> dict[str, Any]:
-    return {**asdict(now), "hit_rate": now.hit_rate}
+    latencies = {method: latency._asdict() for method, latency in now.latencies.items()}
+    return {**asdict(now), "latencies": latencies, "hit_rate": now.hit_rate}
 
 
 def _rate(part: float, whole: float) -> float | None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from radix_cache.cli.show import count, make_console, print_json
+from radix_cache.cli.remote import connected
+from radix_cache.cli.show import count, make_console, plural, print_json
 from radix_cache.stats import TreeNode
 from radix_cache.tokens import unpack_tokens
 
@@ -33,9 +34,7 @@ def tree(address: str, namespace: tuple[str, ...], max_nodes: int, as_json: bool
     One line a node: the first token ids of its span, tokens, blocks, locks (leases that end there and children with
     locks), and its age in matches and inserts since it was last touched.
     """
-    from radix_cache_service import Client
-
-    with Client(address) as client:
+    with connected(address) as client:
         block_size = client.describe().block_size
         rows = client.dump(namespace, max_nodes, max(_NUM_SHOWN_TOKENS, _NUM_SHOWN_BLOCKS * block_size))
         stats = client.stats()
@@ -43,8 +42,8 @@ def tree(address: str, namespace: tuple[str, ...], max_nodes: int, as_json: bool
         print_json([_as_json(row) for row in rows])
         return
     console = make_console()
-    title = f"{address}: {count(stats.num_nodes)} nodes, {count(stats.num_cached_blocks)} blocks of {block_size} tokens"
-    console.print(draw(rows, title))
+    blocks = f"{plural(stats.num_cached_blocks, 'block')} of {plural(block_size, 'token')}"
+    console.print(draw(rows, f"{address}: {plural(stats.num_nodes, 'node')}, {blocks}"))
     num_drawn = sum(1 for row in rows if row.depth)
     if not namespace and num_drawn < stats.num_nodes:
         console.print(f"drawn: {count(num_drawn)} of {count(stats.num_nodes)} nodes; --max-nodes shows more")
@@ -73,19 +72,19 @@ def _label(row: TreeNode) -> Text:
 
     if not row.depth:
         return Text(_namespace(row), style="bold")
-    blocks = "block" if row.num_blocks == 1 else "blocks"
     label = Text.assemble(
         (_abbreviate(unpack_tokens(row.tokens), _NUM_SHOWN_TOKENS, row.num_tokens), "cyan"),
-        f"  {count(row.num_tokens)} tokens in {count(row.num_blocks)} {blocks}: ",
+        f"  {plural(row.num_tokens, 'token')} in {plural(row.num_blocks, 'block')}: ",
         _abbreviate(array("i", row.block_ids), _NUM_SHOWN_BLOCKS, row.num_blocks),
     )
     if row.num_locks:
-        label.append(f", {row.num_locks} {'lock' if row.num_locks == 1 else 'locks'}", "yellow")
+        label.append(f", {plural(row.num_locks, 'lock')}", "yellow")
     return label.append(f", age {count(row.age)}", "dim")
 
 
 def _abbreviate(ids: Sequence[int], num_shown: int, num_all: int) -> str:
-    return " ".join(map(str, ids[:num_shown])) + (" …" if num_all > num_shown else "")
+    shown = ids[:num_shown]
+    return " ".join(map(str, shown)) + (" …" if len(shown) < num_all else "")
 
 
 def _namespace(row: TreeNode) -> str:
