@@ -13,7 +13,7 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from radix_cache import operations
 from radix_cache.batch import Batch
@@ -348,6 +348,10 @@ class PrefixCache:
         """Walk tree, pool and leases; raise `IntegrityError` on the first broken invariant. O(everything)."""
         with self._lock:
             self._executor.check_integrity()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: the leases belong to requests in flight, the blocks to one pool."""
+        raise TypeError("a PrefixCache cannot be copied or pickled: its blocks and leases exist once")
 
     def __repr__(self) -> str:
         pool, num_cached = self._executor.pool, self._executor.index.num_cached_blocks

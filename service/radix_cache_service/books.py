@@ -1,37 +1,33 @@
 """What a client knows: the server's shape, its own leases, and until when it may rely on them.
 
 No I/O. A client opens an `Exchange` for each message, sends it however it likes, and says what came back; one that ends
-without an answer is a loss, see `radix_cache_service.losses`.
+without an answer is a loss, see
+`radix_cache_service.losses`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from radix_cache.errors import (
-    InvalidArgument,
     InvalidBlocks,
-    PoolExhausted,
     RadixCacheError,
-    StaleLease,
     UnknownLease,
 )
 from radix_cache.leases import Lease
 from radix_cache.operations import MatchPrefix, Operation, Outcome, Release, needed_by
 from radix_cache.stats import Description
-from radix_cache_service.calls import batch_request
-from radix_cache_service.losses import Losses, certain_at
-from radix_cache_service.pb import prefix_cache_pb2 as pb
+from radix_cache_service.calls import Opened
+from radix_cache_service.losses import Losses
 from radix_cache_service.tables import Tables, change
 
-__all__ = ["Books", "Exchange"]
+if TYPE_CHECKING:
+    from radix_cache_service.exchange import Exchange
 
-_CERTAIN = (InvalidArgument, PoolExhausted, UnknownLease, StaleLease)  # the server said no
-_HEARD = (InvalidBlocks, PoolExhausted, UnknownLease, StaleLease)  # ... after it had noted that the engine lives
+__all__ = ["Books"]
 
 
 class Books:
@@ -81,7 +77,7 @@ class Books:
             return None if self.heard_at is None else self.heard_at + self.ttl_s
 
     def heard(self, sent_at: float) -> None:
-        """A call that renews the engine's leases was answered."""
+        """A call that carries the engine id, if there is one, was answered."""
         with self._lock:
             self.heard_at = sent_at if self.heard_at is None else max(self.heard_at, sent_at)
 
@@ -91,7 +87,7 @@ class Books:
             self._losses.give_up(self.clock())
             return [*(self._tables.leases.keys() - self._tables.promised), *self._losses.orphans]
 
-    # One message.
+    # One message; see `Exchange`.
 
     def next_seq(self) -> int:
         """Return a number above all that this engine has used, in this process or an earlier one."""
@@ -104,25 +100,120 @@ class Books:
         with self._lock:
             self._losses.check(operation, seq)
 
-    def begin(self, seq: int | None) -> frozenset[str]:
-        """A batch is sent; return the leases that the same one may have opened before."""
+    def has(self, lease_id: str) -> bool:
+        """Tell whether a lease of this name was opened here and is not known to be gone."""
+        with self._lock:
+            return lease_id in self._tables.leases
+
+    def begin(self, operations: Sequence[Operation], seq: int | None = None, is_batch: bool = False) -> frozenset[str]:
+        """A message is to be sent; return the leases that an earlier try of it may have opened."""
         with self._lock:
             if seq is not None:
                 self._seq = seq
-            return self._losses.begin(seq, self.clock())
+            return self._losses.begin(operations, seq, is_batch, self.clock())
 
-    def take(
-        self, operations: Sequence[Operation], outcomes: Sequence[Outcome], given: Mapping[str, Lease], exchange: Exchange
-    ) -> list[Outcome]:
+    def take(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Note what the server answered; return the outcomes with leases in them."""
         with self._lock:
-            is_repeated = exchange.seq is not None and exchange.seq == self._answered_seq
+            is_repeated = self._is_repeated(exchange.seq)
             opened: dict[str, Lease] = {}
-            taken = [
-                self._take(operation, outcome, {**given, **opened} if opened else given, opened, is_repeated)
-                for operation, outcome in zip(operations, outcomes, strict=True)
-            ]
-            if exchange.seq is not None:
-                self._answered_seq = exchange.seq
-                self._losses.answered(exchange.seq)
+            taken = []
+            for operation, outcome in zip(exchange.operations, outcomes, strict=True):
+                needed = needed_by(operation)
+                lease = None
+                if needed is not None:
+                    lease = opened.get(needed) or exchange.given.get(needed) or self._tables.leases.get(needed)
+                if isinstance(operation, MatchPrefix) and outcome.error is None:
+                    taken.append(self._opened(operation, outcome.value, opened, exchange.seq))
+                else:
+                    self._done(operation, outcome, lease, is_known=is_repeated and needed not in opened)
+                    taken.append(outcome)
+                self._renewed(operation, taken[-1], exchange.sent_at)
+            self._account(exchange, taken)
             return taken
+
+    def _is_repeated(self, seq: int | None) -> bool:
+        """Tell whether this batch was answered before, so that its tables show all that it did."""
+        return seq is not None and seq == self._answered_seq
+
+    def _opened(self, operation: MatchPrefix, answer: Opened, opened: dict[str, Lease], seq: int | None) -> Outcome:
+        """Return an outcome with the lease; the same one where it was there already."""
+        is_repeated = self._is_repeated(seq)
+        assert self.description is not None
+        lease_id = answer.lease_id
+        if self._losses.is_given_up(lease_id, seq):
+            now = self.clock()
+            self._losses.abandon([lease_id], now, now)
+            return Outcome(error=UnknownLease(lease_id, f"lease {lease_id!r} was given up when its answer was lost"))
+        if is_repeated and lease_id in self._tables.leases:
+            return Outcome(self._tables.leases[lease_id])
+        lease = self._tables.make(answer, self.description.block_size)
+        opened[operation.lease_id] = lease
+        if not is_repeated:  # else it is gone since, and this is what it was
+            self._tables.leases[lease_id] = lease
+        return Outcome(lease)
+
+    def _done(self, operation: Operation, outcome: Outcome, lease: Lease | None, is_known: bool) -> None:
+        """Note what an operation that opens nothing came to, unless the same answer came before."""
+        if isinstance(outcome.error, UnknownLease):
+            self._forget(outcome.error.lease_id)
+        if outcome.error is not None or is_known:
+            return
+        if isinstance(operation, Release):
+            self._forget(operation.lease_id)
+        elif lease is not None:
+            try:
+                change(operation, outcome.value, lease)
+            except InvalidBlocks:
+                self._losses.doubt(lease.lease_id)
+
+    def _forget(self, lease_id: str) -> None:
+        self._tables.forget(lease_id)
+        self._losses.forget(lease_id)
+
+    def _renewed(self, operation: Operation, outcome: Outcome, sent_at: float) -> None:
+        lease_id = outcome.value.lease_id if isinstance(outcome.value, Lease) else needed_by(operation)
+        if outcome.error is None and lease_id is not None and self.ttl_s is not None:
+            self._tables.renewed(lease_id, operation, sent_at, self.ttl_s)
+
+    def _account(self, exchange: Exchange, taken: Sequence[Outcome]) -> None:
+        """An answer settles what an earlier try of the same message left open."""
+        if exchange.seq is not None:
+            self._answered_seq = exchange.seq
+            self._losses.answered(exchange.seq)
+        leases = {outcome.value.lease_id for outcome in taken if isinstance(outcome.value, Lease)}
+        self._losses.abandon(exchange.before - leases, exchange.certain_at, self.clock())
+
+    def lose(self, exchange: Exchange) -> None:
+        """No answer came, nor will one."""
+        with self._lock:
+            for operation in exchange.operations:
+                if isinstance(operation, Release):
+                    self._tables.forget(operation.lease_id)
+            self._losses.lose(exchange.operations, exchange.before, exchange.certain_at, exchange.seq, self.clock())
+
+    def refuse(self, exchange: Exchange, error: RadixCacheError) -> None:
+        """The message was refused; an earlier try of it may have been served."""
+        with self._lock:
+            self._losses.abandon(exchange.before, exchange.certain_at, self.clock())
+            if isinstance(error, UnknownLease):
+                self._forget(error.lease_id)
+
+    # Orphans.
+
+    def due_orphans(self) -> list[str]:
+        """Return ids that a message should release now."""
+        most = (self.description and self.description.max_operations) or 1
+        with self._lock:
+            return self._losses.take_due(self.clock(), most)
+
+    def settle(self, lease_id: str, error: RadixCacheError | None, sent_at: float) -> None:
+        """Note what the release of an orphan came to."""
+        with self._lock:
+            self._losses.settle(lease_id, error, sent_at)
+
+    def until_orphans_s(self) -> float | None:
+        """Seconds until an orphan is due, or None."""
+        with self._lock:
+            due_at = self._losses.next_due()
+            return None if due_at is None else max(due_at - self.clock(), 0.0)

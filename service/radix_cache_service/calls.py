@@ -19,6 +19,7 @@ from radix_cache.operations import (
     Insert,
     InsertResult,
     MatchPrefix,
+    Namespace,
     Operation,
     Outcome,
     Probe,
@@ -52,6 +53,7 @@ class Opened(NamedTuple):
     lease_id: str
     num_cached_tokens: int
     block_ids: array[int]
+    namespace: Namespace
 
 
 class Latency(NamedTuple):
@@ -127,16 +129,17 @@ def _reset(operation: Reset) -> Message:
 # Answers.
 
 
-def _opened(answer: pb.MatchPrefixResponse) -> Opened:
+def _opened(operation: MatchPrefix, answer: pb.MatchPrefixResponse) -> Opened:
     table = read_block_ids(answer.block_table, answer.block_table_ids)
-    return Opened(answer.lease_id, answer.num_cached_tokens, table)
+    namespace = operation.namespace if operation.parent_id is None else tuple(answer.namespace)
+    return Opened(answer.lease_id, answer.num_cached_tokens, table, namespace)
 
 
-def _added(answer: pb.AllocateResponse) -> array[int]:
+def _added(_: Allocate, answer: pb.AllocateResponse) -> array[int]:
     return read_block_ids(answer.added_blocks, answer.added_block_ids)
 
 
-def _inserted(answer: pb.InsertResponse) -> InsertResult:
+def _inserted(_: Insert, answer: pb.InsertResponse) -> InsertResult:
     return InsertResult(
         answer.num_cached_tokens,
         read_block_ids(answer.blocks, answer.block_ids),
@@ -144,7 +147,7 @@ def _inserted(answer: pb.InsertResponse) -> InsertResult:
     )
 
 
-def _nothing(_: Message) -> None:
+def _nothing(*_: object) -> None:
     return None
 
 
@@ -154,7 +157,7 @@ class _Verb(NamedTuple):
     method: str
     field: str
     request: Callable[[Any], Any]
-    value: Callable[[Any], Any]
+    value: Callable[[Any, Any], Any]
 
 
 _VERBS: dict[type, _Verb] = {
@@ -164,8 +167,8 @@ _VERBS: dict[type, _Verb] = {
     Free: _Verb("Free", "free", _free, _nothing),
     Release: _Verb("Release", "release", _release, _nothing),
     Renew: _Verb("Renew", "renew", _renew, _nothing),
-    Probe: _Verb("Probe", "probe", _probe, lambda answer: answer.num_cached_tokens),
-    Evict: _Verb("Evict", "evict", _evict, lambda answer: answer.num_evicted_blocks),
+    Probe: _Verb("Probe", "probe", _probe, lambda _, answer: answer.num_cached_tokens),
+    Evict: _Verb("Evict", "evict", _evict, lambda _, answer: answer.num_evicted_blocks),
     Reset: _Verb("Reset", "reset", _reset, _nothing),
 }
 
@@ -196,7 +199,7 @@ def batch_request(
 
 def read_answer(operation: Operation, answer: Any) -> Any:
     """Return what a unary RPC answered: what the verb returns in process, or `Opened` for a match."""
-    return _VERBS[type(operation)].value(answer)
+    return _VERBS[type(operation)].value(operation, answer)
 
 
 def read_batch(operations: Sequence[Operation], answer: pb.BatchResponse) -> list[Outcome]:
@@ -208,7 +211,7 @@ def _outcome(operation: Operation, item: pb.OperationResult) -> Outcome:
     if item.HasField("error"):
         return Outcome(error=from_status(item.error))
     verb = _VERBS[type(operation)]
-    return Outcome(verb.value(getattr(item, verb.field)))
+    return Outcome(verb.value(operation, getattr(item, verb.field)))
 
 
 def read_description(answer: pb.DescribeResponse) -> Description:

@@ -207,7 +207,10 @@ def _ids(request: Any, names: tuple[str, str], ids: array[int]) -> dict[str, Any
 
 def _matched(request: Any, lease: Lease) -> Message:
     ids = _ids(request, ("block_table", "block_table_ids"), lease.block_table)
-    return pb.MatchPrefixResponse(lease_id=lease.lease_id, num_cached_tokens=lease.num_cached_tokens, **ids)
+    namespace = lease.namespace if request.parent_lease_id else ()
+    return pb.MatchPrefixResponse(
+        lease_id=lease.lease_id, num_cached_tokens=lease.num_cached_tokens, namespace=namespace, **ids
+    )
 
 
 def _allocated(request: Any, added: array[int]) -> Message:

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from radix_cache.errors import InvalidArgument, LeaseExpired, RadixCacheError, StaleLease, UnknownLease
 from radix_cache.operations import Allocate, Free, Insert, MatchPrefix, Operation, Release
 
-__all__ = ["Losses"]
+__all__ = ["LATE_S", "Losses"]
 
-_LATE_S = 2.0  # a server may still begin a call so long after its deadline
+LATE_S = 2.0  # a server may still begin a call so long after its deadline
 _RESEND_S = 60.0  # a caller's own batch may be sent again for so long
 _RETRY_S = 1.0
 _MOST_AT_ONCE = 256
@@ -29,6 +29,7 @@ _MOST_AT_ONCE = 256
 class _Orphan(NamedTuple):
     certain_at: float  # from here on, "unknown" means that it never was, and never will be
     due_at: float
+    is_in_flight: bool = False  # its release
 
 
 class _Batch(NamedTuple):
@@ -44,34 +45,48 @@ class Losses:
         self._orphans: dict[str, _Orphan] = {}
         self._doubts: dict[str, int | None] = {}  # with the seq of the batch that can clear it up
         self._batch: _Batch | None = None  # of the caller's, may be sent again
-        self._given_up: frozenset[str] = frozenset()  # leases of the one before, which was not
+        self._given_up: _Batch | None = None  # the one before, which was not
 
     def clear(self) -> None:
         """Forget all: the server has."""
         self._orphans.clear()
         self._doubts.clear()
-        self._batch, self._given_up = None, frozenset()
+        self._batch = self._given_up = None
 
     def check(self, operation: Operation, seq: int | None) -> None:
-        """Refuse what can't work: `StaleLease` for a lease in doubt, `InvalidArgument` for the name of an orphan."""
-        if isinstance(operation, MatchPrefix):
-            if operation.lease_id in self._orphans:
-                raise InvalidArgument(f"lease_id {operation.lease_id!r} is in use until it is certain to be released")
-        elif isinstance(operation, (Allocate, Insert, Free)):
+        """Refuse to work on a lease in doubt, with `StaleLease`; ``seq`` may be of the batch that clears it up."""
+        if isinstance(operation, (Allocate, Insert, Free)):
             lease_id = operation.lease_id
             if lease_id in self._doubts and (seq is None or self._doubts[lease_id] != seq):
                 raise StaleLease(lease_id, f"an answer for lease {lease_id!r} was lost: it can only be released")
 
     # A message and its end.
 
-    def begin(self, seq: int | None, now: float) -> frozenset[str]:
-        """A batch is sent with this ``seq`` of the caller's; return the leases that it may have opened before."""
-        batch = self._batch
-        if batch is None or batch.seq != seq:
+    def begin(self, operations: Sequence[Operation], seq: int | None, is_batch: bool, now: float) -> frozenset[str]:
+        """A message is to be sent; return the leases that an earlier try of it may have opened.
+
+        Those are no orphans for now. Raises `InvalidArgument` for the name of one that is being released.
+        """
+        before: set[str] = set()
+        if is_batch and self._batch is not None and self._batch.seq == seq:
+            before.update(self._batch.lease_ids)
+            self._batch = None
+        elif is_batch:
             self.give_up(now)
-            return frozenset()
-        self._batch = None
-        return batch.lease_ids
+        names = {operation.lease_id for operation in operations if isinstance(operation, MatchPrefix)}
+        return frozenset(before | self._reclaim(names))
+
+    def _reclaim(self, names: set[str]) -> set[str]:
+        lost = names & self._orphans.keys()
+        for name in lost:
+            if self._orphans[name].is_in_flight:
+                raise InvalidArgument(f"lease_id {name!r} is in use: it is just being released")
+        for name in lost:
+            del self._orphans[name]
+        if self._batch is not None:
+            lost |= names & self._batch.lease_ids
+            self._batch = self._batch._replace(lease_ids=self._batch.lease_ids - lost)
+        return lost
 
     def lose(
         self, operations: Sequence[Operation], before: frozenset[str], certain_at: float, seq: int | None, now: float
@@ -83,7 +98,7 @@ class Losses:
             if isinstance(operation, (Allocate, Insert, Free)):
                 self._doubts[operation.lease_id] = seq
         if seq is None:
-            self.abandon(opened | released, certain_at, now)
+            self.abandon(before | opened | released, certain_at, now)
         else:
             self.abandon(released - opened, certain_at, now)
             self._batch = _Batch(seq, before | opened, certain_at)
@@ -108,9 +123,10 @@ class Losses:
         """The ids that are to be given back."""
         return self._orphans
 
-    def is_given_up(self, lease_id: str) -> bool:
-        """Tell whether this lease was given back in part already, so that it can't be had from a repeated answer."""
-        return lease_id in self._given_up
+    def is_given_up(self, lease_id: str, seq: int | None) -> bool:
+        """Tell whether the answer to batch ``seq`` is too late for this lease: it was given back, or soon will be."""
+        batch = self._given_up
+        return batch is not None and batch.seq == seq and lease_id in batch.lease_ids
 
     def abandon(self, lease_ids: Iterable[str], certain_at: float, now: float) -> None:
         """Give these back; what may still open them is over at ``certain_at``."""
@@ -121,7 +137,7 @@ class Losses:
         """The caller did not send the lost batch again: what it may have opened is nobody's."""
         batch, self._batch = self._batch, None
         if batch is not None:
-            self._given_up = batch.lease_ids
+            self._given_up = batch
             self.abandon(batch.lease_ids, batch.certain_at, now)
 
     def take_due(self, now: float, most: int) -> list[str]:
@@ -131,7 +147,7 @@ class Losses:
         due = [lease_id for lease_id, orphan in self._orphans.items() if orphan.due_at <= now]
         del due[min(most, _MOST_AT_ONCE) :]
         for lease_id in due:
-            self._orphans[lease_id] = self._orphans[lease_id]._replace(due_at=now + _RETRY_S)
+            self._orphans[lease_id] = self._orphans[lease_id]._replace(due_at=now + _RETRY_S, is_in_flight=True)
         return due
 
     def settle(self, lease_id: str, error: RadixCacheError | None, sent_at: float) -> None:
@@ -142,14 +158,10 @@ class Losses:
         is_gone = error is None or isinstance(error, LeaseExpired)
         if is_gone or (isinstance(error, UnknownLease) and sent_at >= orphan.certain_at):
             del self._orphans[lease_id]
-        elif isinstance(error, UnknownLease):
-            self._orphans[lease_id] = orphan._replace(due_at=orphan.certain_at)
+        else:
+            due_at = orphan.certain_at if isinstance(error, UnknownLease) else orphan.due_at
+            self._orphans[lease_id] = _Orphan(orphan.certain_at, due_at)
 
     def next_due(self) -> float | None:
         """Return when an orphan is due next, or None."""
         return min((orphan.due_at for orphan in self._orphans.values()), default=None)
-
-
-def certain_at(now: float, sent_at: float, timeout_s: float) -> float:
-    """Return when a server is surely done with a message that was lost."""
-    return max(now, sent_at + timeout_s) + _LATE_S

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import IO
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from radix_cache import settle_gc
 from radix_cache.errors import RadixCacheError
 from radix_cache_service.config import ServerConfig
+from radix_cache_service.health import Health
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from radix_cache_service.servicer import Servicer
+from radix_cache_service.symbols import Symbols
 
 __all__ = ["SERVICE_NAME", "BindError", "Server", "serve"]
 
@@ -47,18 +49,17 @@ class Server:
         self._config = config
         self._locks: list[tuple[Path, IO[str]]] = []
         self.servicer = Servicer(config)
-        self._health = health.aio.HealthServicer()
+        self._health = Health(SERVICE_NAME)
         self._server = grpc.aio.server(options=_options(config))
         pb_grpc.add_PrefixCacheServiceServicer_to_server(self.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        reflection.enable_server_reflection(names, self._server, pool=Symbols())  # type: ignore[arg-type]
         self.addresses: list[str] = []
 
     async def start(self) -> None:
         """Bind every address and serve. Raises `BindError` that names the address, with nothing left bound."""
-        for service in ("", SERVICE_NAME):
-            await self._say(service, serves=False)
+        await self._health.start()
         try:
             self.addresses = [self._bind(address) for address in self._config.listen]
             await self._server.start()
@@ -68,8 +69,7 @@ class Server:
             raise
         self._expiry = asyncio.create_task(self.servicer.expire(min(self._config.lease_ttl_s / 4, 1.0)))
         settle_gc()
-        for service in ("", SERVICE_NAME):
-            await self._say(service, serves=True)
+        await self._health.ready()
 
     def _bind(self, address: str) -> str:
         if not address.startswith("unix:"):
@@ -77,7 +77,10 @@ class Server:
             return f"{address.rpartition(':')[0]}:{port}"
         path = Path(address.removeprefix("unix:"))
         self._lock(path)
-        path.unlink(missing_ok=True)  # of a server that is dead, or it would hold the lock
+        if path.is_socket():
+            path.unlink()  # of a server that is dead, or it would hold the lock
+        elif path.exists():
+            raise BindError(f"cannot listen on {address}: there is something else than a socket")
         before = os.umask(0o777 & ~self._config.uds_mode)  # nobody may connect before the mode is set
         try:
             self._add(address)
@@ -110,23 +113,20 @@ class Server:
 
     def _unlock(self) -> None:
         for path, file in self._locks:
-            path.unlink(missing_ok=True)
+            if path.is_socket():
+                path.unlink()
             file.close()
         self._locks.clear()
 
     async def stop(self) -> None:
         """Say NOT_SERVING, wait for that to be seen, end the streams, let calls in flight finish, and end."""
-        await self._say(SERVICE_NAME, serves=False)
+        await self._health.unready()
         await asyncio.sleep(self._config.drain_delay_s)
         self.servicer.drain()
+        self._health.end_watches()
         await self._server.stop(self._config.grace_s)
         self._expiry.cancel()
         self._unlock()
-
-    async def _say(self, service: str, *, serves: bool) -> None:
-        """Set the health of ``service``: "" is liveness, the service's name readiness."""
-        states = health_pb2.HealthCheckResponse
-        await self._health.set(service, states.SERVING if serves else states.NOT_SERVING)
 
 
 def serve(config: ServerConfig) -> None:

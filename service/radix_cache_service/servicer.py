@@ -34,6 +34,7 @@ from radix_cache_service.metrics import CallMetrics
 from radix_cache_service.openings import Openings
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
+from radix_cache_service.waiting import WaitingLine
 
 __all__ = ["Servicer"]
 
@@ -41,6 +42,7 @@ _DUMPED_AT_ONCE = 256
 _MAX_DUMPED_NODES = 100_000
 _MAX_DUMPED_SPAN = 1024  # tokens: with as many ids at block size 1, a piece has 2 MiB at most
 _INTERNAL = grpc.StatusCode.INTERNAL.value[0]
+_LAST_WORD_S = 0.05
 _SETTLED_EVERY = 2000  # calls between two rests of the garbage collector
 
 
@@ -57,14 +59,16 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         )
         self._started = time.monotonic()
         self._openings = Openings()
+        self._line = WaitingLine(config.num_blocks - config.num_reserved_blocks)
         self._num_streams = 0
         self._sweeps: set[asyncio.Task[None]] = set()
         self._until_settled = _SETTLED_EVERY
         self._is_draining = asyncio.Event()
 
     def drain(self) -> None:
-        """End all open streams; their clients find another server, or this one later."""
+        """End all open streams and all waiting; their clients find another server, or this one later."""
         self._is_draining.set()
+        self._line.close()
 
     def state(self) -> pb.ServerState:
         """What is said in every answer."""
@@ -94,9 +98,10 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
             await context.abort(code, status.message, (("grpc-status-details-bin", status.SerializeToString()),))
         finally:
             self.metrics.record(method, code.name, time.perf_counter() - started)
-            self._settle()
+            self._after_call()
 
-    def _settle(self) -> None:
+    def _after_call(self) -> None:
+        self._line.stir()
         self._until_settled -= 1
         if not self._until_settled:
             self._until_settled = _SETTLED_EVERY
@@ -107,11 +112,21 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
 
         async def run() -> Any:
             operation = read_request(request, self._limits)
-            response = answer(request, self._run_one(operation, request.engine_id))
+            if getattr(request, "wait", False):
+                value = await self._run_when_there_are_blocks(operation, request.engine_id, context.time_remaining())
+            else:
+                value = self._run_one(operation, request.engine_id)
+            response = answer(request, value)
             response.state.CopyFrom(self.state())
             return response
 
         return await self._answer(method, context, run)
+
+    async def _run_when_there_are_blocks(self, operation: Operation, engine_id: str, remaining_s: float | None) -> Any:
+        """Wait for blocks until shortly before the deadline, so that the answer still gets through."""
+        timeout_s = None if remaining_s is None else remaining_s - min(_LAST_WORD_S, remaining_s / 10)
+        goes_first = isinstance(operation, Allocate)
+        return await self._line.run(lambda: self._run_one(operation, engine_id), timeout_s, goes_first=goes_first)
 
     def _run_one(self, operation: Operation, engine_id: str) -> Any:
         """Run an operation that is a call of its own; return its value or raise its error."""
@@ -230,7 +245,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                 response = pb.SessionResponse(error=to_status(error))
                 code = _code(response.error).name
             self.metrics.record("Session", code, time.perf_counter() - started)
-            self._settle()
+            self._after_call()
             yield response
 
     async def _stream(self, method: str, messages: Any, context: Any) -> AsyncIterator[Any]:
@@ -331,6 +346,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         while True:
             await asyncio.sleep(interval_s)
             self.cache.stats()
+            self._line.stir()
 
 
 def _code(status: Status) -> grpc.StatusCode:

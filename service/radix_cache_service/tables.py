@@ -1,7 +1,7 @@
 """A client's leases and their block tables, kept from the server's answers.
 
-An answer tells only what is new, so answers are applied in the order in which the server gave them. Two calls at once on
-one lease have no such order: whoever shares a lease between threads must take turns.
+An answer tells only what is new, so answers are applied in the order in which the server gave them. Two calls at once
+on one lease have no such order: whoever shares a lease between threads must take turns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from radix_cache.errors import InvalidBlocks
 from radix_cache.leases import Lease
-from radix_cache.operations import Allocate, Free, Insert, InsertResult, MatchPrefix, Operation, Renew
+from radix_cache.operations import Allocate, Free, Insert, InsertResult, Operation, Renew
 from radix_cache_service.calls import Opened
 
 __all__ = ["Tables"]
@@ -42,12 +42,11 @@ class Tables:
         self.until.pop(lease_id, None)
         self.promised.discard(lease_id)
 
-    def make(self, operation: MatchPrefix, opened: Opened, block_size: int, parent: Lease | None) -> Lease:
+    def make(self, opened: Opened, block_size: int) -> Lease:
         """Return a new lease as the server described it; it is not among ours yet."""
         num_cached_blocks = opened.num_cached_tokens // block_size
-        namespace = operation.namespace if parent is None else parent.namespace
         cached = opened.block_ids[:num_cached_blocks].tobytes()
-        lease = Lease(opened.lease_id, namespace, block_size, opened.num_cached_tokens, [cached], self.engine_id)
+        lease = Lease(opened.lease_id, opened.namespace, block_size, opened.num_cached_tokens, [cached], self.engine_id)
         lease._grow(opened.block_ids[num_cached_blocks:])
         return lease
 
@@ -57,9 +56,8 @@ class Tables:
             return
         if isinstance(operation, Renew) and operation.ttl_s is not None:
             self.promised.add(lease_id)
-            self.until[lease_id] = sent_at + operation.ttl_s
-        else:
-            self.until[lease_id] = max(self.until.get(lease_id, 0.0), sent_at + ttl_s)
+            ttl_s = operation.ttl_s
+        self.until[lease_id] = max(self.until.get(lease_id, 0.0), sent_at + ttl_s)
 
 
 def change(operation: Operation, value: Any, lease: Lease) -> None:

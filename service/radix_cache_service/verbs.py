@@ -1,7 +1,7 @@
 """The verbs of `radix_cache.PrefixCache` for those who reach it over a wire: signatures, and nothing else.
 
-Each checks and packs its arguments as the cache itself would, and hands one operation to ``_do``. What they mean, cost and
-raise is said there; over a wire each can raise `ServiceUnavailable` and `DeadlineExceeded` as well.
+Each checks and packs its arguments as the cache itself would, and hands one operation to ``_do``. What they mean, cost
+and raise is said there; over a wire each can raise `ServiceUnavailable` and `DeadlineExceeded` as well.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Verbs(ABC):
     """Verbs that return when the answer is there."""
 
     @abstractmethod
-    def _do(self, operation: Operation, lease: object = None) -> Any:
-        """Return what the operation came to; ``lease`` is what the caller named the lease by."""
+    def _do(self, operation: Operation, lease: object = None, wait_s: float | None = None) -> Any:
+        """Return what the operation came to. lease: what the caller named the lease by. wait_s: for blocks."""
 
     def match_prefix(
         self,
@@ -35,18 +35,30 @@ class Verbs(ABC):
         num_blocks: int | None = None,
         parent: Lease | str | None = None,
         lease_id: str | None = None,
+        wait_s: float | None = None,
     ) -> Lease:
         """Find the longest cached prefix, lock it and allocate: `radix_cache.PrefixCache.match_prefix`.
 
-        If the answer is lost, the lease is given back in the background as soon as the server can be reached.
+        wait_s: where blocks are missing, wait for them for about so long, instead of raising `PoolExhausted` at once.
+        If the answer is lost, the lease is given back along with later calls, unless the caller asks again under the
+        same ``lease_id``.
         """
         operation = operations.match_prefix(tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id)
-        lease: Lease = self._do(operation, parent)
+        lease: Lease = self._do(operation, parent, wait_s)
         return lease
 
-    def allocate(self, lease: Lease | str, num_tokens: int | None = None, num_blocks: int | None = None) -> array[int]:
-        """Grow the block table; return the ids added, int32: `radix_cache.PrefixCache.allocate`."""
-        added: array[int] = self._do(operations.allocate(lease, num_tokens, num_blocks), lease)
+    def allocate(
+        self,
+        lease: Lease | str,
+        num_tokens: int | None = None,
+        num_blocks: int | None = None,
+        wait_s: float | None = None,
+    ) -> array[int]:
+        """Grow the block table; return the ids added, int32: `radix_cache.PrefixCache.allocate`.
+
+        wait_s: as in `match_prefix`; waiting allocations go before waiting matches.
+        """
+        added: array[int] = self._do(operations.allocate(lease, num_tokens, num_blocks), lease, wait_s)
         return added
 
     def insert(self, lease: Lease | str, tokens: TokenIds, offset: int = 0) -> InsertResult:
@@ -59,11 +71,11 @@ class Verbs(ABC):
         self._do(operations.free(lease, block_ids), lease)
 
     def release(self, lease: Lease | str) -> None:
-        """End the lease: `radix_cache.PrefixCache.release`. If the answer is lost, it is repeated in the background."""
+        """End the lease: `radix_cache.PrefixCache.release`. A lost one is repeated later."""
         self._do(operations.release(lease), lease)
 
     def renew(self, lease: Lease | str, ttl_s: float | None = None) -> None:
-        """Let the lease live on: `radix_cache.PrefixCache.renew`. With ``ttl_s``, closing the client leaves it alone."""
+        """Let the lease live on: `radix_cache.PrefixCache.renew`. With ``ttl_s``, a closing client leaves it be."""
         self._do(operations.renew(lease, ttl_s), lease)
 
     def probe(self, tokens: TokenIds, namespace: Iterable[str] = ()) -> int:
@@ -72,7 +84,7 @@ class Verbs(ABC):
         return num_tokens
 
     def evict(self, num_blocks: int) -> int:
-        """Return up to so many evictable blocks to the pool; the answer is how many: `radix_cache.PrefixCache.evict`."""
+        """Return up to so many evictable blocks to the pool; return how many: `radix_cache.PrefixCache.evict`."""
         num_evicted: int = self._do(operations.evict(num_blocks))
         return num_evicted
 
@@ -85,8 +97,8 @@ class AsyncVerbs(ABC):
     """The same, to be awaited."""
 
     @abstractmethod
-    async def _do(self, operation: Operation, lease: object = None) -> Any:
-        """Return what the operation came to; ``lease`` is what the caller named the lease by."""
+    async def _do(self, operation: Operation, lease: object = None, wait_s: float | None = None) -> Any:
+        """Return what the operation came to. lease: what the caller named the lease by. wait_s: for blocks."""
 
     async def match_prefix(
         self,
@@ -97,17 +109,22 @@ class AsyncVerbs(ABC):
         num_blocks: int | None = None,
         parent: Lease | str | None = None,
         lease_id: str | None = None,
+        wait_s: float | None = None,
     ) -> Lease:
         """Find the longest cached prefix, lock it and allocate: `Verbs.match_prefix`."""
         operation = operations.match_prefix(tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id)
-        lease: Lease = await self._do(operation, parent)
+        lease: Lease = await self._do(operation, parent, wait_s)
         return lease
 
     async def allocate(
-        self, lease: Lease | str, num_tokens: int | None = None, num_blocks: int | None = None
+        self,
+        lease: Lease | str,
+        num_tokens: int | None = None,
+        num_blocks: int | None = None,
+        wait_s: float | None = None,
     ) -> array[int]:
         """Grow the block table: `Verbs.allocate`."""
-        added: array[int] = await self._do(operations.allocate(lease, num_tokens, num_blocks), lease)
+        added: array[int] = await self._do(operations.allocate(lease, num_tokens, num_blocks), lease, wait_s)
         return added
 
     async def insert(self, lease: Lease | str, tokens: TokenIds, offset: int = 0) -> InsertResult:

@@ -96,6 +96,7 @@ class MatchPrefixRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     ID_FORMAT_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     max_tokens: _builtins.int
     """At most this much is matched; an engine passes the length of its prompt less one."""
@@ -109,6 +110,8 @@ class MatchPrefixRequest(_message.Message):
     """The lease that is opened. Empty: the server chooses."""
     engine_id: _builtins.str
     id_format: Global___IdFormat.ValueType
+    wait: _builtins.bool
+    """Where blocks are missing, wait for them until shortly before the call's deadline. Not inside a batch."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -126,10 +129,11 @@ class MatchPrefixRequest(_message.Message):
         lease_id: _builtins.str = ...,
         engine_id: _builtins.str = ...,
         id_format: Global___IdFormat.ValueType = ...,
+        wait: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "max_tokens", b"max_tokens", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "engine_id", b"engine_id", "id_format", b"id_format", "lease_id", b"lease_id", "max_tokens", b"max_tokens", "namespace", b"namespace", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "parent_lease_id", b"parent_lease_id", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "engine_id", b"engine_id", "id_format", b"id_format", "lease_id", b"lease_id", "max_tokens", b"max_tokens", "namespace", b"namespace", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "parent_lease_id", b"parent_lease_id", "token_ids", b"token_ids", "tokens", b"tokens", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -155,6 +159,7 @@ class MatchPrefixResponse(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_TABLE_FIELD_NUMBER: _builtins.int
     BLOCK_TABLE_IDS_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     num_cached_tokens: _builtins.int
     block_table: _builtins.bytes
@@ -163,6 +168,10 @@ class MatchPrefixResponse(_message.Message):
     def state(self) -> Global___ServerState: ...
     @_builtins.property
     def block_table_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def namespace(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a fork: where its tokens live, which is said by the lease that it forks from."""
+
     def __init__(
         self,
         *,
@@ -171,10 +180,11 @@ class MatchPrefixResponse(_message.Message):
         num_cached_tokens: _builtins.int = ...,
         block_table: _builtins.bytes = ...,
         block_table_ids: _abc.Iterable[_builtins.int] | None = ...,
+        namespace: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table", b"block_table", "block_table_ids", b"block_table_ids", "lease_id", b"lease_id", "num_cached_tokens", b"num_cached_tokens", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table", b"block_table", "block_table_ids", b"block_table_ids", "lease_id", b"lease_id", "namespace", b"namespace", "num_cached_tokens", b"num_cached_tokens", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -189,11 +199,14 @@ class AllocateRequest(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     ID_FORMAT_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     num_tokens: _builtins.int
     num_blocks: _builtins.int
     engine_id: _builtins.str
     id_format: Global___IdFormat.ValueType
+    wait: _builtins.bool
+    """As in MatchPrefixRequest. Waiting allocations go before waiting matches: they let running requests end."""
     def __init__(
         self,
         *,
@@ -202,10 +215,11 @@ class AllocateRequest(_message.Message):
         num_blocks: _builtins.int | None = ...,
         engine_id: _builtins.str = ...,
         id_format: Global___IdFormat.ValueType = ...,
+        wait: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "engine_id", b"engine_id", "id_format", b"id_format", "lease_id", b"lease_id", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "engine_id", b"engine_id", "id_format", b"id_format", "lease_id", b"lease_id", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_blocks: _TypeAlias = _typing.Literal["num_blocks"]  # noqa: Y015
     _WhichOneofArgType__num_blocks: _TypeAlias = _typing.Literal["_num_blocks", b"_num_blocks"]  # noqa: Y015

@@ -119,7 +119,8 @@ class PrefixCacheServiceServicer(object):
     """
 
     def MatchPrefix(self, request, context):
-        """Finds the longest cached prefix, locks it and allocates private blocks, in one step.
+        """Finds the longest cached prefix, locks it and allocates private blocks, in one step. The same request again, under the
+        id of a lease that it opened and that is still there, gets that lease as it is now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,7 +48,9 @@ class PrefixCacheServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PrefixCacheServiceAsyncStub: ...
     MatchPrefix: _grpc.UnaryUnaryMultiCallable[_prefix_cache_pb2.MatchPrefixRequest, _prefix_cache_pb2.MatchPrefixResponse]
-    """Finds the longest cached prefix, locks it and allocates private blocks, in one step."""
+    """Finds the longest cached prefix, locks it and allocates private blocks, in one step. The same request again, under the
+    id of a lease that it opened and that is still there, gets that lease as it is now.
+    """
     Allocate: _grpc.UnaryUnaryMultiCallable[_prefix_cache_pb2.AllocateRequest, _prefix_cache_pb2.AllocateResponse]
     """Grows a lease's block table."""
     Insert: _grpc.UnaryUnaryMultiCallable[_prefix_cache_pb2.InsertRequest, _prefix_cache_pb2.InsertResponse]
@@ -86,7 +88,9 @@ class PrefixCacheServiceAsyncStub(PrefixCacheServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     MatchPrefix: _aio.UnaryUnaryMultiCallable[_prefix_cache_pb2.MatchPrefixRequest, _prefix_cache_pb2.MatchPrefixResponse]  # type: ignore[assignment]
-    """Finds the longest cached prefix, locks it and allocates private blocks, in one step."""
+    """Finds the longest cached prefix, locks it and allocates private blocks, in one step. The same request again, under the
+    id of a lease that it opened and that is still there, gets that lease as it is now.
+    """
     Allocate: _aio.UnaryUnaryMultiCallable[_prefix_cache_pb2.AllocateRequest, _prefix_cache_pb2.AllocateResponse]  # type: ignore[assignment]
     """Grows a lease's block table."""
     Insert: _aio.UnaryUnaryMultiCallable[_prefix_cache_pb2.InsertRequest, _prefix_cache_pb2.InsertResponse]  # type: ignore[assignment]
@@ -127,7 +131,9 @@ class PrefixCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _prefix_cache_pb2.MatchPrefixRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_prefix_cache_pb2.MatchPrefixResponse, _abc.Awaitable[_prefix_cache_pb2.MatchPrefixResponse]]:
-        """Finds the longest cached prefix, locks it and allocates private blocks, in one step."""
+        """Finds the longest cached prefix, locks it and allocates private blocks, in one step. The same request again, under the
+        id of a lease that it opened and that is still there, gets that lease as it is now.
+        """
 
     @_abc_1.abstractmethod
     def Allocate(
