@@ -135,7 +135,13 @@ class PrefixIndex:
         if num_bytes == len(node.tokens):
             return node
         self.num_nodes += 1
-        return node.cut(num_bytes, self.block_bytes)
+        upper = node.cut(num_bytes, self.block_bytes)
+        siblings = None if upper.parent is None else upper.parent.children
+        if siblings is None or siblings.get(upper.tokens[: self.block_bytes]) is not upper:
+            self._doomed.append(
+                upper
+            )  # evicted by a piece after a reset and before the sweep: nothing else leads to it
+        return upper
 
     def node_above(self, node: Node, depth: int, stop: int) -> Node:
         """Return the node of the path that ends at byte ``stop``, cutting one if need be; ``node`` ends at

@@ -82,8 +82,10 @@ class Node:
         upper.data = self.data
         upper.num_locks = 1 if self.num_locks else 0
         upper.children = {tokens[num_bytes : num_bytes + block_bytes]: self}
-        if self.parent is not None and self.parent.children is not None:
-            self.parent.children[tokens[:block_bytes]] = upper
+        key = tokens[:block_bytes]
+        siblings = None if self.parent is None else self.parent.children
+        if siblings is not None and siblings.get(key) is self:  # else a reset has detached this node
+            siblings[key] = upper
         self.parent = upper
         self.tokens = tokens[num_bytes:]
         self.block_ids = block_ids[num_id_bytes:]

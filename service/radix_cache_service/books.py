@@ -109,7 +109,7 @@ class Books:
         """A message is to be sent; return the leases that an earlier try of it may have opened."""
         with self._lock:
             if seq is not None:
-                self._seq = seq
+                self._seq = max(seq, self._seq or 0)
             return self._losses.begin(operations, seq, is_batch, self.clock())
 
     def take(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -189,7 +189,7 @@ class Books:
         with self._lock:
             for operation in exchange.operations:
                 if isinstance(operation, Release):
-                    self._tables.forget(operation.lease_id)
+                    self._forget(operation.lease_id)
             self._losses.lose(exchange.operations, exchange.before, exchange.certain_at, exchange.seq, self.clock())
 
     def refuse(self, exchange: Exchange, error: RadixCacheError) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
+from radix_cache.errors import InvalidArgument
 from radix_cache.operations import (
     Allocate,
     Evict,
@@ -211,6 +212,10 @@ def _outcome(operation: Operation, item: pb.OperationResult) -> Outcome:
     if item.HasField("error"):
         return Outcome(error=from_status(item.error))
     verb = _VERBS[type(operation)]
+    if not item.HasField(verb.field):  # type: ignore[arg-type]
+        return Outcome(
+            error=InvalidArgument(f"another batch had this number, with another verb than {verb.field} here")
+        )
     return Outcome(verb.value(operation, getattr(item, verb.field)))
 
 

@@ -95,7 +95,7 @@ class Losses:
         opened = {operation.lease_id for operation in operations if isinstance(operation, MatchPrefix)}
         released = {operation.lease_id for operation in operations if isinstance(operation, Release)}
         for operation in operations:
-            if isinstance(operation, (Allocate, Insert, Free)):
+            if isinstance(operation, (Allocate, Insert, Free)) and operation.lease_id not in opened | released:
                 self._doubts[operation.lease_id] = seq
         if seq is None:
             self.abandon(before | opened | released, certain_at, now)
