@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
 from radix_cache.cli.remote import connected
-from radix_cache.cli.show import count, duration, make_console, make_table, percent, print_json
+from radix_cache.cli.show import count, duration, make_console, make_table, percent, print_json, with_progress
 from radix_cache.lab import ReplayResult, Request, count_requests, read_trace
 from radix_cache.lab import replay as play_trace
 from radix_cache.stats import Description
@@ -51,7 +51,7 @@ def replay(
         raise click.UsageError("say either --num-blocks or --server")
     if server is not None and (policy is not None or block_size is not None):
         raise click.UsageError("--policy and --block-size are the server's own")
-    requests = _with_progress(read_trace(trace, tokens_per_block), lambda: count_requests(trace))
+    requests = with_progress(read_trace(trace, tokens_per_block), lambda: count_requests(trace), "replaying")
     if server is not None:
         result, where = _over_grpc(server, requests)
     else:
@@ -96,19 +96,6 @@ def _put_back(first: Request | None, rest: Iterator[Request]) -> Iterator[Reques
     if first is not None:
         yield first
     yield from rest
-
-
-def _with_progress(requests: Iterator[Request], count_all: Callable[[], int]) -> Iterator[Request]:
-    """Yield ``requests``, with a bar on stderr where that is a terminal."""
-    console = make_console(stderr=True)
-    if not console.is_terminal:
-        yield from requests
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield from progress.track(requests, total=count_all())
 
 
 def _print_tables(title: str, result: ReplayResult) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -11,7 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["count", "duration", "make_console", "make_table", "percent", "plural", "print_json"]
+__all__ = ["count", "duration", "make_console", "make_table", "percent", "plural", "print_json", "with_progress"]
+
+T = TypeVar("T")
 
 _WIDTH_OF_FILES = 120
 
@@ -35,6 +38,19 @@ def make_table(*columns: str) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     return table
+
+
+def with_progress(items: Iterator[T], count_all: Callable[[], int], what: str) -> Iterator[T]:
+    """Yield ``items``, with a bar on stderr where that is a terminal; only then they are counted first."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield from items
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield from progress.track(items, total=count_all())
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:

@@ -1,0 +1,69 @@
+"""``python -m benchmarks``: measure, print one table, keep ``benchmarks/results/<name>.json``.
+
+Where peers are installed (``.venv-peers``, made by ``python -m benchmarks.install_peers``) it starts itself again under
+that Python, since ours and theirs have to be measured in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.options import Options
+from benchmarks.report import Row, save, show
+
+NAMES = ("match", "insert", "evict", "cycle", "lists", "memory", "nodes", "pauses", "plots")
+PEERS_PYTHON = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    arguments = _arguments()
+    if arguments.what == "list":
+        for name in NAMES:
+            print(f"{name:8} {importlib.import_module(f'benchmarks.{name}').TITLE}")
+        return
+    if not arguments.no_peers and PEERS_PYTHON.exists() and Path(sys.prefix) != PEERS_PYTHON.parent.parent:
+        os.execv(PEERS_PYTHON, [str(PEERS_PYTHON), "-m", "benchmarks", *sys.argv[1:]])
+    options = Options("tiny" if arguments.tiny else "quick" if arguments.quick else "full", not arguments.no_peers)
+    rows: list[Row] = []
+    answers: list[dict[str, Any]] = []
+    for name in arguments.only or NAMES:
+        start = time.perf_counter()
+        module = importlib.import_module(f"benchmarks.{name}")
+        measured = module.run(options)
+        answers.append(save(name, module.TITLE, options.size, measured))
+        rows += measured if name != "plots" else []
+        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(answers, indent=1))
+    else:
+        show(rows, _notes(options))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure radix-cache and its peers.")
+    parser.add_argument("what", nargs="?", choices=["run", "list"], default="run", help="list: name the benchmarks")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=NAMES, help="run these")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="fewer rounds: a first look")
+    size.add_argument("--tiny", action="store_true", help="see that everything runs; the figures mean nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--no-peers", action="store_true", help="ours alone, in this Python")
+    return parser.parse_args()
+
+
+def _notes(options: Options) -> list[str]:
+    if not options.with_peers or options.peers:
+        return []
+    return ["SGLang is not installed, so its figures are missing: make bench-peers"]
+
+
+if __name__ == "__main__":
+    main()

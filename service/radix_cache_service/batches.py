@@ -1,0 +1,94 @@
+"""Batches on their way to a server: `radix_cache.batch.Recorder`, and what becomes of it when its block ends."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from radix_cache.batch import Pending, Recorder
+from radix_cache.errors import RadixCacheError
+from radix_cache.leases import Lease
+from radix_cache.operations import Operation, Outcome
+
+__all__ = ["AsyncBatch", "Batch", "RemoteRecorder"]
+
+
+class RemoteRecorder(Recorder):
+    """Records verbs, and which leases the caller named by object. check: refuses an operation as it is written down."""
+
+    def __init__(self, check: Callable[[Operation], None]) -> None:
+        super().__init__()
+        self._check = check
+        self._given: dict[str, Lease] = {}
+
+    def _record(self, make: Callable[[], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
+        if isinstance(needs, Lease):
+            self._given[needs.lease_id] = needs
+        return super()._record(lambda: self._checked(make()), opens, needs)
+
+    def _checked(self, operation: Operation) -> Operation:
+        self._check(operation)
+        return operation
+
+    def _resolve(self, outcomes: Any) -> None:
+        super()._resolve(outcomes)
+        for _, pending in self._recorded:
+            value = None if pending._outcome is None else pending._outcome.value
+            if isinstance(value, Lease):  # a repeated batch gets the names that it had the first time
+                pending.lease_id = value.lease_id
+
+
+class Batch(RemoteRecorder):
+    """A context manager that sends what was recorded in it when it ends; left by an exception, it sends nothing.
+
+    run: sends the operations, and which leases were named by object, and returns the outcomes.
+    """
+
+    def __init__(
+        self, check: Callable[[Operation], None], run: Callable[[Sequence[Operation], dict[str, Lease]], list[Outcome]]
+    ) -> None:
+        super().__init__(check)
+        self._run = run
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            return
+        try:
+            outcomes = self._run(self._operations, self._given)
+        except RadixCacheError as failure:
+            self._fail(failure)
+            raise
+        self._resolve(outcomes)
+
+
+class AsyncBatch(RemoteRecorder):
+    """The same as an asynchronous context manager. Its verbs are plain calls."""
+
+    def __init__(
+        self,
+        check: Callable[[Operation], None],
+        run: Callable[[Sequence[Operation], dict[str, Lease]], Awaitable[list[Outcome]]],
+    ) -> None:
+        super().__init__(check)
+        self._run = run
+
+    async def __aenter__(self) -> AsyncBatch:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            return
+        try:
+            outcomes = await self._run(self._operations, self._given)
+        except RadixCacheError as failure:
+            self._fail(failure)
+            raise
+        self._resolve(outcomes)

@@ -1,0 +1,119 @@
+"""What the client's tests share: a server for all tests of a file, and ways to lose answers."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from helpers import counters
+
+from radix_cache.errors import DeadlineExceeded, ServiceUnavailable
+from radix_cache_service import Client
+
+_numbers = itertools.count()
+
+
+def new_engine() -> str:
+    """Return an engine id that no test before has used, on a server that remembers what each engine sent last."""
+    return f"engine-{next(_numbers)}"
+
+
+def assert_all_returned(address: str) -> None:
+    """Nothing is leased or protected, so that every block can be had back."""
+    with Client(address) as client:
+        description = client.describe()
+        stats = client.stats()
+        assert (stats.num_leases, counters(stats).leased, counters(stats).protected) == (0, 0, 0)
+        client.reset()
+        assert client.stats().num_free_blocks == description.num_blocks - description.num_reserved_blocks
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Look again and again; fail if it takes too long."""
+    clock = threading.Event()
+    for _ in range(int(seconds / 0.02)):
+        if holds():
+            return
+        clock.wait(0.02)
+    raise AssertionError(f"still not after {seconds} s")
+
+
+@contextmanager
+def losing_answers(client: Any, *, is_served: bool = True, times: int = 99, is_late: bool = True) -> Iterator[None]:
+    """Let the server do what is asked (or not), and the client never hear of it, ``times`` times."""
+    send_once, left = client._send_once, times
+
+    def send_and_forget(call: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            return send_once(call)
+        if is_served:
+            send_once(call)
+        raise DeadlineExceeded("lost by the test") if is_late else ServiceUnavailable("lost by the test")
+
+    client._send_once = send_and_forget
+    try:
+        yield
+    finally:
+        del client._send_once
+
+
+class Proxy:
+    """A TCP proxy in front of a server, whose connections a test can cut."""
+
+    def __init__(self, address: str) -> None:
+        self.host, _, port = address.rpartition(":")
+        self.port = int(port)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.sockets: list[socket.socket] = []
+        self.threads = [threading.Thread(target=self.accept)]
+        self.threads[0].start()
+
+    def accept(self) -> None:
+        """Take connections until closed."""
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection((self.host, self.port))
+            self.sockets += [near, far]
+            for source, target in ((near, far), (far, near)):
+                self.threads.append(threading.Thread(target=pump, args=(source, target)))
+                self.threads[-1].start()
+
+    def cut(self) -> None:
+        """Break all connections of now."""
+        for each in self.sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.cut()
+        for thread in self.threads:
+            thread.join()
+        for each in self.sockets:
+            each.close()
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    """Copy until one side ends."""
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+    except OSError:
+        pass
+    for each in (source, target):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,56 @@
+"""Hypothesis profiles, and the fixtures that several files share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+pytest.register_assert_rewrite("helpers", "model", "routes", "scenarios", "machine")
+
+from helpers import Clock  # noqa: E402 - its asserts are rewritten only if it comes after the line above
+from routes import ROUTES, Route  # noqa: E402
+
+# The default keeps the whole suite at a few minutes on two cores; "long" is what `make fuzz` runs for about ten.
+settings.register_profile(
+    "default", max_examples=60, stateful_step_count=40, deadline=None, print_blob=True, report_multiple_bugs=False
+)
+settings.register_profile("long", parent=settings.get_profile("default"), max_examples=2_000, stateful_step_count=80)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands still until the test moves it."""
+    return Clock()
+
+
+@pytest.fixture(scope="session")
+def traces() -> Path:
+    """The folder with the public traces."""
+    folder = os.environ.get("RADIX_CACHE_TRACES")
+    if not folder:
+        pytest.skip("RADIX_CACHE_TRACES does not name the folder with the traces")
+    if not Path(folder).is_dir():
+        pytest.skip(f"RADIX_CACHE_TRACES is {folder!r}, which is no folder")
+    return Path(folder)
+
+
+@pytest.fixture(params=ROUTES, ids=lambda route: route.name)
+def open_route(request: pytest.FixtureRequest) -> Iterator[Callable[..., Route]]:
+    """A function that opens the route under test on a new cache: ``open_route(num_blocks=8, block_size=2)``.
+
+    All that was opened is closed when the test ends.
+    """
+    opened: list[Route] = []
+
+    def open_one(**config: object) -> Route:
+        opened.append(request.param(**config))
+        return opened[-1]
+
+    yield open_one
+    for route in reversed(opened):
+        route.close()

@@ -1,0 +1,277 @@
+"""Bad input and lost leases on every verb and every route: the right error, its attributes, and nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import Counters, counters
+from routes import Caller
+from scenarios import OpenRoute
+
+from radix_cache import errors
+from radix_cache.errors import (
+    InvalidArgument,
+    InvalidBlocks,
+    InvalidTokens,
+    LeaseExpired,
+    PoolExhausted,
+    RadixCacheError,
+    StaleLease,
+    UnknownLease,
+)
+
+Act = Callable[[Caller, Any], object]
+
+BAD_TOKENS = [[2**32], [-1], [1.5], [True], "a", b"12345", None, [[1]], np.array([1.0]), {1: 2}]
+BAD_COUNTS = [-1, 1.5, True, "3", 2**70]
+BAD_BLOCKS = [[-1], [2**31], [2**32], [1.5], [True], "a", None, b"\0\0\0\0", [[1]]]
+NO_LEASES = [None, 5, True, b"lease", ["lease"], object()]
+BAD_NAMESPACES = ["m", None, 5, (1,), ("a", None), ("x" * 2000,), ("x",) * 100]
+BAD_SECONDS = [-1, 0, float("nan"), float("inf"), "5", True, [5]]
+
+
+class Held:
+    """A cache with one lease on it: one block published, two private, one of them for a ragged tail."""
+
+    def __init__(self, open_route: OpenRoute) -> None:
+        self.caller = open_route(num_blocks=8, block_size=2).caller()
+        self.lease = self.caller.match_prefix([1, 2, 3], num_tokens=6)
+        self.caller.insert(self.lease, [1, 2])
+
+    def state(self) -> tuple[Counters, int, int, list[int], int]:
+        """Return all that a caller can see."""
+        stats = self.caller.stats()
+        probed = self.caller.probe([1, 2, 3, 4])
+        return counters(stats), stats.num_leases, probed, list(self.lease.block_table), self.lease.num_published_tokens
+
+    def refuses(self, error: type[RadixCacheError], act: Act, value: Any) -> RadixCacheError:
+        """Check that ``act`` raises just this error and changes nothing."""
+        before = self.state()
+        with pytest.raises(error) as caught:
+            act(self.caller, value)
+        assert type(caught.value) is error
+        assert self.state() == before
+        return caught.value
+
+
+@pytest.fixture
+def held(open_route: OpenRoute) -> Held:
+    """A cache with one lease on it."""
+    return Held(open_route)
+
+
+def acts(**by_name: Callable[[Held], Act]) -> pytest.MarkDecorator:
+    """Parametrise over what is done with a bad value."""
+    return pytest.mark.parametrize("make", by_name.values(), ids=by_name.keys())
+
+
+@pytest.mark.parametrize("tokens", BAD_TOKENS, ids=repr)
+@acts(
+    match_prefix=lambda _: lambda cache, tokens: cache.match_prefix(tokens, num_blocks=1),
+    fork=lambda held: lambda cache, tokens: cache.match_prefix(tokens, parent=held.lease, num_blocks=1),
+    insert=lambda held: lambda cache, tokens: cache.insert(held.lease, tokens),
+    insert_at_offset=lambda held: lambda cache, tokens: cache.insert(held.lease, tokens, offset=2),
+    probe=lambda _: lambda cache, tokens: cache.probe(tokens),
+)
+def test_bad_tokens(held: Held, make: Callable[[Held], Act], tokens: object) -> None:
+    """2**32 + 5 never becomes 5, a str is no prompt, a message that was cut off is none either."""
+    held.refuses(InvalidTokens, make(held), tokens)
+
+
+@pytest.mark.parametrize("tokens", [tokens for tokens in BAD_TOKENS if tokens is not None], ids=repr)
+def test_bad_tokens_in_reset(held: Held, tokens: object) -> None:
+    """None means that there are none; whole blocks are needed besides."""
+    held.refuses(InvalidTokens, lambda cache, tokens: cache.reset((), tokens), tokens)
+    held.refuses(InvalidTokens, lambda cache, tokens: cache.reset((), tokens), [1, 2, 3])
+    held.caller.insert(held.lease, [1, 2, 3, 4])
+
+
+def test_a_bad_token_is_named(held: Held) -> None:
+    """By its index in what was given."""
+    error = held.refuses(InvalidTokens, lambda cache, tokens: cache.match_prefix(tokens), [1, 2, 2**32 + 5])
+    assert isinstance(error, InvalidTokens)
+    assert error.index == 2
+    assert str(2**32 + 5) in str(error)
+
+
+@pytest.mark.parametrize("count", BAD_COUNTS, ids=repr)
+@acts(
+    max_tokens=lambda _: lambda cache, count: cache.match_prefix([1, 2], max_tokens=count),
+    num_tokens=lambda _: lambda cache, count: cache.match_prefix([1, 2], num_tokens=count),
+    num_blocks=lambda _: lambda cache, count: cache.match_prefix([1, 2], num_blocks=count),
+    allocate_tokens=lambda held: lambda cache, count: cache.allocate(held.lease, num_tokens=count),
+    allocate_blocks=lambda held: lambda cache, count: cache.allocate(held.lease, num_blocks=count),
+    offset=lambda held: lambda cache, count: cache.insert(held.lease, [1, 2], offset=count),
+    evict=lambda _: lambda cache, count: cache.evict(count),
+)
+def test_bad_counts(held: Held, make: Callable[[Held], Act], count: object) -> None:
+    """Negative numbers never count from the end, a bool is no number, and no huge one overflows."""
+    held.refuses(InvalidArgument, make(held), count)
+
+
+@pytest.mark.parametrize("block_ids", BAD_BLOCKS, ids=repr)
+def test_bad_block_ids(held: Held, block_ids: object) -> None:
+    """Whatever cannot be a block."""
+    held.refuses(InvalidBlocks, lambda cache, ids: cache.free(held.lease, ids), block_ids)
+
+
+@pytest.mark.parametrize("lease", NO_LEASES, ids=repr)
+@acts(
+    fork=lambda _: lambda cache, lease: cache.match_prefix([], parent=0 if lease is None else lease),
+    allocate=lambda _: lambda cache, lease: cache.allocate(lease, num_blocks=1),
+    insert=lambda _: lambda cache, lease: cache.insert(lease, [1, 2]),
+    free=lambda _: lambda cache, lease: cache.free(lease, []),
+    release=lambda _: lambda cache, lease: cache.release(lease),
+    renew=lambda _: lambda cache, lease: cache.renew(lease),
+)
+def test_what_is_no_lease(held: Held, make: Callable[[Held], Act], lease: object) -> None:
+    """A lease or its id, nothing else; without a parent a match is no fork."""
+    held.refuses(InvalidArgument, make(held), lease)
+
+
+@pytest.mark.parametrize("namespace", BAD_NAMESPACES, ids=str)
+@acts(
+    match_prefix=lambda _: lambda cache, name: cache.match_prefix([1, 2], name, num_blocks=1),
+    probe=lambda _: lambda cache, name: cache.probe([1, 2], name),
+    reset=lambda _: lambda cache, name: cache.reset(5 if name is None else name),
+)
+def test_bad_namespaces(held: Held, make: Callable[[Held], Act], namespace: object) -> None:
+    """A str is a sequence of strings too, and would be its letters."""
+    held.refuses(InvalidArgument, make(held), namespace)
+
+
+@pytest.mark.parametrize("seconds", BAD_SECONDS, ids=repr)
+def test_bad_seconds(held: Held, seconds: object) -> None:
+    """A promise is a finite time to come."""
+    held.refuses(InvalidArgument, lambda cache, ttl_s: cache.renew(held.lease, ttl_s=ttl_s), seconds)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, 5, b"x", True], ids=str)
+def test_bad_lease_ids(held: Held, name: object) -> None:
+    """An id is a string of bounded length."""
+    held.refuses(InvalidArgument, lambda cache, name: cache.match_prefix([1, 2], lease_id=name), name)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("block_size", v) for v in (0, -1, 1.5, "16", True)]
+    + [("num_blocks", v) for v in (0, -1, 1.5, "8", None)]
+    + [("num_reserved_blocks", v) for v in (-1, 8, 9, 0.5)]
+    + [("lease_ttl_s", v) for v in (0, -1, float("nan"), "60", True)]
+    + [("growth_share", v) for v in (-0.1, 1, 1.5, "1 %", True, float("nan"))]
+    + [("policy", v) for v in ("no such policy", 5, "no_such_module:Class")],
+)
+def test_a_cache_that_cannot_work_is_not_made(open_route: OpenRoute, field: str, value: object) -> None:
+    """The error names the field; nothing divides by zero at the first request."""
+    config = {"num_blocks": 8, "block_size": 2, field: value}
+    with pytest.raises(InvalidArgument, match=field if field != "policy" else "policy"):
+        open_route(**config)
+
+
+LEASE_VERBS: dict[str, Act] = {
+    "fork": lambda cache, lease: cache.match_prefix([9], parent=lease),
+    "allocate": lambda cache, lease: cache.allocate(lease, num_blocks=1),
+    "insert": lambda cache, lease: cache.insert(lease, [1, 2]),
+    "free": lambda cache, lease: cache.free(lease, []),
+    "release": lambda cache, lease: cache.release(lease),
+    "renew": lambda cache, lease: cache.renew(lease),
+}
+each_lease_verb = pytest.mark.parametrize("verb", LEASE_VERBS)
+
+
+@each_lease_verb
+def test_a_lease_that_never_was(held: Held, verb: str) -> None:
+    """The error names it."""
+    error = held.refuses(UnknownLease, LEASE_VERBS[verb], "never")
+    assert isinstance(error, UnknownLease)
+    assert error.lease_id == "never"
+    assert isinstance(error, KeyError)
+    assert "never" in str(error)
+
+
+@each_lease_verb
+def test_a_lease_that_was_released(held: Held, verb: str) -> None:
+    """On a retry that means success, and nothing is decremented twice."""
+    lease = held.caller.match_prefix([1, 2, 3], num_tokens=4)
+    held.caller.release(lease)
+    for name in (lease, lease.lease_id):
+        error = held.refuses(UnknownLease, LEASE_VERBS[verb], name)
+        assert isinstance(error, UnknownLease)
+        assert error.lease_id == lease.lease_id
+
+
+@each_lease_verb
+def test_a_lease_that_expired(open_route: OpenRoute, verb: str) -> None:
+    """It is told from one that was released: what its blocks hold may be overwritten by now."""
+    route = open_route(num_blocks=8, block_size=2, lease_ttl_s=10)
+    cache = route.caller()
+    lease = cache.match_prefix([1, 2, 3], num_tokens=4)
+    cache.insert(lease, [1, 2, 3])
+    route.advance(10)
+    assert counters(cache.stats()) == Counters(free=7, leased=0, cached=1, evictable=1, protected=0)
+    with pytest.raises(LeaseExpired) as caught:
+        LEASE_VERBS[verb](cache, lease)
+    assert caught.value.lease_id == lease.lease_id
+    assert isinstance(caught.value, UnknownLease | TimeoutError)
+    assert counters(cache.stats()).free == 7
+
+
+@pytest.mark.parametrize("verb", ["allocate", "free", "renew", "release"])
+def test_a_stale_lease_can_still_be_wound_up(held: Held, verb: str) -> None:
+    """A request that runs with old weights may end in its own time."""
+    held.caller.reset()
+    LEASE_VERBS[verb](held.caller, held.lease)
+    if verb != "release":
+        held.caller.release(held.lease)
+    assert counters(held.caller.stats()) == Counters(free=8, leased=0, cached=0, evictable=0, protected=0)
+
+
+@pytest.mark.parametrize("verb", ["insert", "fork"])
+def test_a_stale_lease_publishes_nothing(held: Held, verb: str) -> None:
+    """Nor is anything matched through it."""
+    held.caller.reset()
+    error = held.refuses(StaleLease, LEASE_VERBS[verb], held.lease)
+    assert isinstance(error, StaleLease)
+    assert error.lease_id == held.lease.lease_id
+    assert isinstance(error, RuntimeError)
+
+
+@each_lease_verb
+def test_a_lease_goes_by_its_id_as_well(held: Held, verb: str) -> None:
+    """From any client, who may not have the object."""
+    LEASE_VERBS[verb](held.caller, held.lease.lease_id)
+
+
+def test_exhausted_says_what_was_needed_and_what_there_is(held: Held) -> None:
+    """So that a scheduler can wait for the right number."""
+    for act in (
+        lambda cache, n: cache.match_prefix([5], num_blocks=n),
+        lambda cache, n: cache.allocate(held.lease, num_blocks=n),
+    ):
+        error = held.refuses(PoolExhausted, act, 6)
+        assert isinstance(error, PoolExhausted)
+        assert (error.needed, error.available) == (6, 5)
+
+
+def test_the_error_tree() -> None:
+    """Each is one of ours and a fitting builtin, and all that is exported is one of them."""
+    builtin = {
+        "InvalidArgument": ValueError,
+        "InvalidTokens": ValueError,
+        "InvalidBlocks": ValueError,
+        "PoolExhausted": MemoryError,
+        "UnknownLease": KeyError,
+        "LeaseExpired": TimeoutError,
+        "StaleLease": RuntimeError,
+        "IntegrityError": AssertionError,
+        "ServiceUnavailable": ConnectionError,
+        "DeadlineExceeded": TimeoutError,
+    }
+    for name, base in builtin.items():
+        assert issubclass(getattr(errors, name), base)
+    for name in errors.__all__:
+        assert issubclass(getattr(errors, name), RadixCacheError)
+    assert issubclass(LeaseExpired, UnknownLease)
