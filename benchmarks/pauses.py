@@ -28,7 +28,7 @@ _P999_US, _PAUSE_US = 1000, 5000  # the goals
 
 
 def run(options: Options) -> list[Row]:
-    """One row for the tail, of the best run, and one for each run."""
+    """One row for the best run, and one for each run."""
     num_leaves = options.pick(200_000, 200_000, 100)
     num_cycles = options.pick(400_000, 100_000, 300)
     bystanders = [{"request": number, "tokens": [number]} for number in range(options.pick(200_000, 200_000, 10))]
@@ -37,10 +37,15 @@ def run(options: Options) -> list[Row]:
         cache.cycle(prompts.one(NUM_TOKENS))
     settle_gc()
     runs = [_timed(cache, prompts, num_cycles) for _ in range(_NUM_RUNS)]
-    best = min(runs, key=lambda times: max(_quantile(times[0], 0.999) / _P999_US, times[0][-1] / _PAUSE_US))
-    rows = [_row(f"run {number} of {_NUM_RUNS}", *walls_cpus) for number, walls_cpus in enumerate(runs, 1)]
+    best = [min(ordered, key=_badness) for ordered in zip(*runs, strict=True)]
     label = f"full-pool cycle, {num_leaves:,} leaves, {num_cycles:,} cycles, {len(bystanders):,} other live objects"
-    return [_row(f"{label}: best of {_NUM_RUNS} runs", *best, has_goals=True), *rows]
+    rows = [_row(f"run {number} of {_NUM_RUNS}", *times) for number, times in enumerate(runs, 1)]
+    return [_row(f"{label}: best of {_NUM_RUNS} runs, by each clock", *best, has_goals=True), *rows]
+
+
+def _badness(ordered: array[float]) -> float:
+    """How far a run is from its goals."""
+    return max(_quantile(ordered, 0.999) / _P999_US, ordered[-1] / _PAUSE_US)
 
 
 def _timed(cache: OurCache, prompts: Prompts, num_cycles: int) -> tuple[array[float], array[float]]:

@@ -98,6 +98,7 @@ def _draw(rows: Sequence[Row]) -> None:
             lows, highs = zip(*[row.figures[name][1:] for row in points], strict=True)
             plot.fill_between(xs, lows, highs, alpha=0.2)
         plot.set(xscale="log", yscale="log", xlabel=title, ylabel="us a call")
+        plot.set_ylim(bottom=1)
         plot.grid(alpha=0.3)
         plot.legend(fontsize=8)
     RESULTS.mkdir(exist_ok=True)

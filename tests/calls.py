@@ -1,7 +1,8 @@
-"""Calls of a cache as plain data that hypothesis draws: which lease by its place, tokens by symbols, targets by distance.
+"""Calls of a cache as plain data that hypothesis draws: which lease by its place, tokens by symbols, targets by
+distance.
 
-A drawn call knows nothing of the cache. `resolve` makes real arguments of it, against what the model says is there at that
-moment; so a history stays sensible when it is shrunk, and its printed form can be read.
+A drawn call knows nothing of the cache. `resolve` makes real arguments of it, against what the model says is there at
+that moment; so a history stays sensible when it is shrunk, and its printed form can be read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from helpers import NAMESPACES, Prompt, namespaces, prompts
 from hypothesis import strategies as st
-from model import Call, CacheModel, LeaseModel
+from model import CacheModel, Call, LeaseModel
 from tree_model import Namespace
 
 NOBODY = "nobody"
@@ -137,8 +138,8 @@ class Allocate(NamedTuple):
 class Insert(NamedTuple):
     """What the lease was opened for, then ``prompt``, as far as the table reaches.
 
-    ``back``: published blocks that are said again. ``stray``: leave out what the lease was opened for. ``over``: go on beyond
-    the end of the table.
+    ``back``: published blocks that are said again. ``stray``: leave out what the lease was opened for. ``over``: go on
+    beyond the end of the table.
     """
 
     lease: Who
@@ -165,7 +166,9 @@ class Insert(NamedTuple):
 
 
 class Free(NamedTuple):
-    """``num_tail``: blocks off the end of the table; ``redundant``: those too; ``twist``: something that may not be freed."""
+    """``num_tail``: blocks off the end of the table; ``redundant``: those too; ``twist``: something that may not be
+    freed.
+    """
 
     lease: Who
     num_tail: int = 0
@@ -178,7 +181,9 @@ class Free(NamedTuple):
         lease = world.known(lease_id)
         block_ids = lease.private[max(0, len(lease.private) - self.num_tail) :]
         block_ids += lease.redundant if self.redundant else []
-        return Call("free", {"lease_id": lease_id, "block_ids": block_ids + self.spoiled(world.model, lease, block_ids)})
+        return Call(
+            "free", {"lease_id": lease_id, "block_ids": block_ids + self.spoiled(world.model, lease, block_ids)}
+        )
 
     def spoiled(self, model: CacheModel, lease: LeaseModel, block_ids: list[int]) -> list[int]:
         """Return an id that spoils it all, if there is one of the kind."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from helpers import counters
@@ -64,11 +66,16 @@ def losing_answers(client: Any, *, is_served: bool = True, times: int = 99, is_l
 
 
 class Proxy:
-    """A TCP proxy in front of a server, whose connections a test can cut."""
+    """A TCP proxy in front of a server, whose connections a test can cut.
+
+    While ``is_stopped`` is set nothing passes, while ``is_deaf`` is, nothing that the server says.
+    """
 
     def __init__(self, address: str) -> None:
         self.host, _, port = address.rpartition(":")
         self.port = int(port)
+        self.is_stopped = threading.Event()
+        self.is_deaf = threading.Event()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.sockets: list[socket.socket] = []
@@ -84,14 +91,17 @@ class Proxy:
                 return
             far = socket.create_connection((self.host, self.port))
             self.sockets += [near, far]
-            for source, target in ((near, far), (far, near)):
-                self.threads.append(threading.Thread(target=pump, args=(source, target)))
+            for source, target, is_held in (
+                (near, far, self.is_stopped.is_set),
+                (far, near, lambda: self.is_stopped.is_set() or self.is_deaf.is_set()),
+            ):
+                self.threads.append(threading.Thread(target=pump, args=(source, target, is_held)))
                 self.threads[-1].start()
 
     def cut(self) -> None:
-        """Break all connections of now."""
+        """Break all connections of now. What was held is lost."""
         for each in self.sockets:
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Proxy:
@@ -107,13 +117,24 @@ class Proxy:
             each.close()
 
 
-def pump(source: socket.socket, target: socket.socket) -> None:
+def pump(source: socket.socket, target: socket.socket, is_held: Callable[[], bool]) -> None:
     """Copy until one side ends."""
-    try:
+    with contextlib.suppress(OSError):
         while data := source.recv(65536):
+            while is_held():
+                if is_cut(target):
+                    return
+                time.sleep(0.01)
             target.sendall(data)
-    except OSError:
-        pass
     for each in (source, target):
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
+
+
+def is_cut(target: socket.socket) -> bool:
+    """Tell whether the test has cut the connection."""
+    try:
+        target.getpeername()
+    except OSError:
+        return True
+    return False

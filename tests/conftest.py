@@ -12,7 +12,7 @@ from hypothesis import settings
 pytest.register_assert_rewrite("helpers", "model", "routes", "scenarios", "machine")
 
 from helpers import Clock  # noqa: E402 - its asserts are rewritten only if it comes after the line above
-from routes import ROUTES, Route  # noqa: E402
+from routes import ROUTES, Caller, Route  # noqa: E402
 
 # The default keeps the whole suite at a few minutes on two cores; "long" is what `make fuzz` runs for about ten.
 settings.register_profile(
@@ -54,3 +54,9 @@ def open_route(request: pytest.FixtureRequest) -> Iterator[Callable[..., Route]]
     yield open_one
     for route in reversed(opened):
         route.close()
+
+
+@pytest.fixture
+def cache(open_route: Callable[..., Route]) -> Caller:
+    """A caller without an engine id, on a new cache of 8 blocks of 2 tokens, over the route under test."""
+    return open_route(num_blocks=8, block_size=2).caller()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,6 +50,14 @@ def counters(stats: Any) -> Counters:
     return found
 
 
+def cached(cache: Any, tokens: Sequence[int], namespace: tuple[str, ...] = ()) -> list[int]:
+    """Cache ``tokens`` (whole blocks), leave nothing leased, and return the ids."""
+    lease = cache.match_prefix(tokens, namespace, num_tokens=len(tokens))
+    ids = cache.insert(lease, tokens).block_ids
+    cache.release(lease)
+    return list(ids)
+
+
 def tree_counters(tree: RadixTree) -> tuple[int, int, int]:
     """Return cached, evictable, protected."""
     return tree.num_cached_blocks, tree.num_evictable_blocks, tree.num_protected_blocks
@@ -92,7 +100,9 @@ def assert_fresh_int32(ids: array[int]) -> None:
 
 
 class Prompt(NamedTuple):
-    """A prompt in few symbols, so that prompts collide whatever the block size: one symbol a block, then a ragged tail."""
+    """A prompt in few symbols, so that prompts collide whatever the block size: one symbol a block, then a ragged
+    tail.
+    """
 
     symbols: tuple[int, ...]
     num_ragged: int = 0

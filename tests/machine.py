@@ -1,7 +1,8 @@
 """Random histories of a cache, call by call against the naive model, over any route.
 
-Several engines and callers without a name match, fork, allocate, insert, free, release, renew, evict and reset, one by one
-and in batches, while time passes. Every answer is compared, and after every step every counter and every block table.
+Several engines and callers without a name match, fork, allocate, insert, free, release, renew, evict and reset, one by
+one and in batches, while time passes. Every answer is compared, and after every step every counter and every block
+table.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from calls import (
 from helpers import counters
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from model import Call, CacheModel, Inserted
+from model import CacheModel, Call, Inserted
 from routes import InProcess, Route
 
 from radix_cache import Lease
@@ -169,7 +170,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     # Many calls at once.
 
-    @rule(drawn=st.lists(anything, min_size=1, max_size=6), engine=engines, strict=st.booleans(), skip=st.integers(0, 2))
+    @rule(
+        drawn=st.lists(anything, min_size=1, max_size=6), engine=engines, strict=st.booleans(), skip=st.integers(0, 2)
+    )
     def batch(self, drawn: list[Drawn], engine: str | None, strict: bool, skip: int) -> None:
         """Several calls in one message; those of an engine are numbered, with gaps."""
         self.world.opened, self.world.opened_bare = [], []
@@ -247,7 +250,13 @@ class CacheMachine(RuleBasedStateMachine):
         stats = self.route.caller().stats()
         self.model.begin(None)
         tree = self.model.tree
-        expected = (len(self.model.freed_at), self.model.num_leased, len(tree.cached), tree.num_evictable, tree.num_protected)
+        expected = (
+            len(self.model.freed_at),
+            self.model.num_leased,
+            len(tree.cached),
+            tree.num_evictable,
+            tree.num_protected,
+        )
         assert counters(stats) == expected
         assert stats.num_leases == len(self.model.leases)
         self.world.gone += [lease_id for lease_id in self.leases if lease_id not in self.model.leases]

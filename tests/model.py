@@ -2,8 +2,8 @@
 
 Leases are records, the pool is a dict of free ids, and every question is answered by looking at everything. Where the
 contract leaves a choice, the model follows: it does not predict *which* of several blocks that were freed at the same
-moment is handed out first. The caller puts the ids that the cache chose into `CacheModel.offered`; the model checks that
-no block which has been free for longer was passed over, and goes on with these ids.
+moment is handed out first. The caller puts the ids that the cache chose into `CacheModel.offered`; the model checks
+that no block which has been free for longer was passed over, and goes on with these ids.
 """
 
 from __future__ import annotations
@@ -184,7 +184,9 @@ class CacheModel:
         unlocked = set(path) - self.tree.locked
         available = len(self.freed_at) + self.tree.num_evictable - len(unlocked)
         self.require(num_private, available - (self.num_kept_for_growth if self.num_leased else 0))
-        lease = LeaseModel(lease_id, namespace, engine_id, len(path) * self.block_size, tokens[: len(path) * self.block_size])
+        lease = LeaseModel(
+            lease_id, namespace, engine_id, len(path) * self.block_size, tokens[: len(path) * self.block_size]
+        )
         self.tree.touch(path)
         self.tree.hold(lease_id, path)
         lease.private = self.take(num_private)
@@ -295,7 +297,9 @@ class CacheModel:
         seq: int | None = None,
         strict: bool = False,
     ) -> list[Any]:
-        """Run calls in order; return a value or an error for each. ``offers``: the ids that the cache chose for each."""
+        """Run calls in order; return a value or an error for each. ``offers``: the ids that the cache chose for
+        each.
+        """
         if seq is not None:
             last, answers = self.answers.get(engine_id or "", (-1, None))
             if seq < last:
@@ -312,9 +316,7 @@ class CacheModel:
             self.answers[engine_id or ""] = seq, results
         return results
 
-    def attempt(
-        self, call: Call, engine_id: str | None, failed: dict[str, RadixCacheError], strict: bool
-    ) -> Any:
+    def attempt(self, call: Call, engine_id: str | None, failed: dict[str, RadixCacheError], strict: bool) -> Any:
         """Run one call of a batch; a lease that it was to open, and did not, fails what names it."""
         opens = call.options["lease_id"] if call.verb == "match_prefix" else None
         needs = call.options.get("parent") if call.verb == "match_prefix" else call.options.get("lease_id")

@@ -1,19 +1,20 @@
 """Every way to reach a cache, behind one small face, so that scenarios and contract are written once.
 
 A `Route` is one cache, new and empty, and whatever is needed to reach it. A `Caller` is one party that calls it: an
-engine with an id, or somebody without one. Its verbs are those of `radix_cache.PrefixCache`, less ``engine_id``, and are
-called as plain functions, whether the client behind them is or not.
+engine with an id, or somebody without one. Its verbs are those of `radix_cache.PrefixCache`, less ``engine_id``, and
+are called as plain functions, whether the client behind them is or not.
 
 To add a route:
 
-- Subclass `Caller`. Its ``target`` is a client that has the verbs. If they are coroutines, override `Caller.finish` to run
-  one on the route's loop. Override `Caller.batch` if the client's batch has another form; it must yield an object with the
-  verbs whose answers have ``result()``, raise on leaving what concerns the batch as a whole, and pass ``seq`` on as given.
+- Subclass `Caller`. Its ``target`` is a client that has the verbs. If they are coroutines, override `Caller.finish` to
+run
+  one on the route's loop. Override `Caller.batch` if the client's batch has another form; it must yield an object with
+  the verbs whose answers have ``result()``, raise on leaving what concerns the batch as a whole, and pass ``seq`` on as given.
 - Subclass `Route`. ``__init__`` takes the keywords of `PrefixCache` (less ``clock``) and starts a cache with them;
   ``caller`` returns the party of that engine, the same one each time, which sends no heartbeat unless it is told to;
-  ``cut`` breaks that party's connection without a good-bye; ``advance`` lets time pass, by a clock that the test moves or
-  by waiting; ``check`` runs the cache's own integrity check; ``close`` ends it all and leaves no thread, process or warning
-  behind. Say in ``shares_leases`` whether a lease object knows at once what others have done to the lease.
+  ``cut`` breaks that party's connection without a good-bye; ``advance`` lets time pass, by a clock that the test moves
+  or by waiting; ``check`` runs the cache's own integrity check; ``close`` ends it all and leaves no thread, process or
+  warning behind. Say in ``shares_leases`` whether a lease object knows at once what others have done to the lease.
 - Append it to `ROUTES`. Everything that uses the ``open_route`` fixture then runs over it as well.
 """
 

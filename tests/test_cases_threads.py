@@ -44,8 +44,8 @@ class Race:
     def note(self, shared: list[int], own: list[int], change: int) -> None:
         """Add or take back what a lease reads and owns."""
         with self.guard:
-            self.read.update({block_id: change for block_id in shared})
-            self.owned.update({block_id: change for block_id in own})
+            self.read.update(dict.fromkeys(shared, change))
+            self.owned.update(dict.fromkeys(own, change))
             for block_id in own:
                 if self.owned[block_id] > 1 or (change > 0 and self.read[block_id]):
                     self.wrong.append(f"block {block_id}: {self.owned[block_id]} owners, {self.read[block_id]} readers")

@@ -83,6 +83,18 @@ class TestGroup:
         assert result.output.startswith(f"Error: no answer from {NO_SERVER}: ")
         assert result.output.count("\n") == 1
 
+    @pytest.mark.parametrize("address", ["", "foo", "host:", ":1", "host:0", "host:65536", "host:x", "unix:", "unix:a"])
+    def test_what_is_no_address_is_bad_usage(self, address: str) -> None:
+        for arguments in (["stats", address], ["tree", address], ["replay", __file__, "--server", address]):
+            result = invoke(*arguments)
+            assert result.exit_code == 2
+            assert f"{address!r} is neither HOST:PORT nor unix:/path" in result.output
+
+    def test_a_socket_without_a_server(self, tmp_path: Path) -> None:
+        result = invoke("stats", f"unix:{tmp_path}/none")
+        assert result.exit_code == 1
+        assert f"no answer from unix:{tmp_path}/none" in result.output
+
     @pytest.mark.parametrize(
         ("module", "words"),
         [

@@ -1,42 +1,12 @@
-"""The contract of the verbs, on every route: what each returns, what it changes, and what it leaves alone."""
+"""The contract of match, allocate and insert on every route: what each returns, changes and leaves alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 import pytest
-import torch
-from helpers import Counters, assert_fresh_int32, counters, packed
+from helpers import Counters, cached, counters
 from routes import Caller
-from scenarios import OpenRoute
 
-from radix_cache.errors import InvalidArgument, InvalidBlocks, InvalidTokens, PoolExhausted, StaleLease, UnknownLease
-
-
-@pytest.fixture
-def open_cache(open_route: OpenRoute) -> Callable[..., Caller]:
-    """A caller without an engine id, on a new cache with a block size of 2 and 8 blocks unless said otherwise."""
-
-    def open_one(**config: Any) -> Caller:
-        return open_route(**{"num_blocks": 8, "block_size": 2, **config}).caller()
-
-    return open_one
-
-
-@pytest.fixture
-def cache(open_cache: Callable[..., Caller]) -> Caller:
-    """The cache that most of these tests use."""
-    return open_cache()
-
-
-def cached(cache: Caller, tokens: list[int], namespace: tuple[str, ...] = ()) -> list[int]:
-    """Cache ``tokens`` (whole blocks), leave nothing leased, and return the ids."""
-    lease = cache.match_prefix(tokens, namespace, num_tokens=len(tokens))
-    ids = cache.insert(lease, tokens).block_ids
-    cache.release(lease)
-    return list(ids)
+from radix_cache.errors import InvalidArgument, InvalidBlocks, InvalidTokens, PoolExhausted
 
 
 class TestMatchPrefix:
@@ -49,26 +19,25 @@ class TestMatchPrefix:
         assert counters(cache.stats()) == Counters(free=4, leased=2, cached=2, evictable=0, protected=2)
         assert cache.stats().num_leases == 1
 
-    @pytest.mark.parametrize(
-        ("num_tokens", "num_blocks", "added"),
-        [(None, None, 0), (0, None, 0), (4, None, 0), (5, None, 1), (6, None, 1), (9, None, 3)]
-        + [(None, 0, 0), (None, 2, 2), (9, 2, 2), (5, 2, 1), (2, 2, 0), (9, 0, 0)],
-    )
-    def test_allocates_up_to_the_target(
-        self, cache: Caller, num_tokens: int | None, num_blocks: int | None, added: int
-    ) -> None:
+    def test_allocates_up_to_the_target(self, cache: Caller) -> None:
         """Positions [0, num_tokens), cached ones included; num_blocks private ones; with both, whichever is fewer."""
         cached(cache, [1, 2, 3, 4])
-        lease = cache.match_prefix([1, 2, 3, 4, 5, 6], num_tokens=num_tokens, num_blocks=num_blocks)
-        assert len(lease.block_table) == 2 + added
-        assert counters(cache.stats()).leased == added
+        by_tokens = [(None, None, 0), (0, None, 0), (4, None, 0), (5, None, 1), (6, None, 1), (9, None, 3)]
+        by_blocks = [(None, 0, 0), (None, 2, 2), (9, 2, 2), (5, 2, 1), (2, 2, 0), (9, 0, 0)]
+        for num_tokens, num_blocks, added in by_tokens + by_blocks:
+            lease = cache.match_prefix([1, 2, 3, 4, 5, 6], num_tokens=num_tokens, num_blocks=num_blocks)
+            assert len(lease.block_table) == 2 + added, (num_tokens, num_blocks)
+            assert counters(cache.stats()).leased == added
+            cache.release(lease)
 
-    @pytest.mark.parametrize(("cap", "expected"), [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4), (2**40, 4)])
-    def test_max_tokens_caps(self, cache: Caller, cap: int, expected: int) -> None:
+    def test_max_tokens_caps(self, cache: Caller) -> None:
         """The lock is no wider than the match."""
         cached(cache, [1, 2, 3, 4])
-        assert cache.match_prefix([1, 2, 3, 4], max_tokens=cap).num_cached_tokens == expected
-        assert counters(cache.stats()).protected == expected // 2
+        for cap, expected in [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4), (2**40, 4)]:
+            lease = cache.match_prefix([1, 2, 3, 4], max_tokens=cap)
+            assert lease.num_cached_tokens == expected, cap
+            assert counters(cache.stats()).protected == expected // 2
+            cache.release(lease)
 
     def test_over_nothing_holds_its_own_blocks_alone(self, cache: Caller) -> None:
         """And over nothing at all it still is a lease that has to be released."""
@@ -126,15 +95,12 @@ class TestAllocate:
         assert list(cache.allocate(lease, num_tokens=8)) == list(cache.allocate(lease, num_tokens=1)) == []
         assert list(lease.block_table)[2:] == list(added)
 
-    @pytest.mark.parametrize(
-        ("options", "added"),
-        [({"num_blocks": 3}, 3), ({"num_blocks": 0}, 0), ({"num_tokens": 9, "num_blocks": 2}, 2)]
-        + [({"num_tokens": 3, "num_blocks": 2}, 1), ({"num_tokens": 2, "num_blocks": 2}, 0)],
-    )
-    def test_by_blocks_or_by_both(self, cache: Caller, options: dict[str, int], added: int) -> None:
+    def test_by_blocks_or_by_both(self, cache: Caller) -> None:
         """With both, whichever asks for fewer."""
-        lease = cache.match_prefix([1, 2], num_tokens=2)
-        assert len(cache.allocate(lease, **options)) == added
+        for num_tokens, num_blocks, added in [(None, 3, 3), (None, 0, 0), (9, 2, 2), (3, 2, 1), (2, 2, 0)]:
+            lease = cache.match_prefix([1, 2], num_tokens=2)
+            assert len(cache.allocate(lease, num_tokens=num_tokens, num_blocks=num_blocks)) == added
+            cache.release(lease)
 
     def test_needs_a_number(self, cache: Caller) -> None:
         """Growing by nothing in particular is a mistake of the caller."""
@@ -169,7 +135,11 @@ class TestInsert:
         lease = cache.match_prefix([1, 2, 3], num_tokens=4)
         table = list(lease.block_table)
         result = cache.insert(lease, [1, 2, 3])
-        assert (result.num_cached_tokens, list(result.block_ids), list(result.redundant_block_ids)) == (0, table[:1], [])
+        assert (result.num_cached_tokens, list(result.block_ids), list(result.redundant_block_ids)) == (
+            0,
+            table[:1],
+            [],
+        )
         assert lease.num_published_tokens == 2
         assert counters(cache.stats()) == Counters(free=6, leased=1, cached=1, evictable=0, protected=1)
         assert list(cache.insert(lease, [1, 2, 3, 4]).block_ids) == table
@@ -212,26 +182,25 @@ class TestInsert:
         assert (result.num_cached_tokens, list(result.block_ids)) == (4, table[1:2])
         assert (lease.num_published_tokens, cache.probe([1, 2, 3, 4, 5, 6, 7, 8])) == (8, 8)
 
-    @pytest.mark.parametrize("offset", [1, 3, 6, 2**40])
-    def test_at_an_impossible_offset(self, cache: Caller, offset: int) -> None:
+    def test_at_an_impossible_offset(self, cache: Caller) -> None:
         """A gap, or the middle of a block: nothing is published."""
         lease = cache.match_prefix([1, 2], num_tokens=8)
         cache.insert(lease, [1, 2, 3, 4])
-        with pytest.raises(InvalidArgument, match="offset"):
-            cache.insert(lease, [5, 6], offset=offset)
+        for offset in (1, 3, 6, 2**40):
+            with pytest.raises(InvalidArgument, match="offset"):
+                cache.insert(lease, [5, 6], offset=offset)
         assert lease.num_published_tokens == 4
+        assert counters(cache.stats()).cached == 2
 
-    @pytest.mark.parametrize(
-        ("tokens", "offset"), [([1, 9, 3, 4, 5, 6], 0), ([9, 4, 5, 6], 2), ([1, 2, 9], 0), ([9], 0), ([9], 2)]
-    )
-    def test_that_contradicts_what_is_published(self, cache: Caller, tokens: list[int], offset: int) -> None:
+    def test_that_contradicts_what_is_published(self, cache: Caller) -> None:
         """Also in the ragged tail: what is published is never rewritten, and the caller has lost track."""
         lease = cache.match_prefix([1, 2, 3, 4], num_tokens=8)
         cache.insert(lease, [1, 2, 3, 4])
         before = counters(cache.stats())
-        with pytest.raises(InvalidTokens):
-            cache.insert(lease, tokens, offset=offset)
-        assert (counters(cache.stats()), lease.num_published_tokens) == (before, 4)
+        for tokens, offset in [([1, 9, 3, 4, 5, 6], 0), ([9, 4, 5, 6], 2), ([1, 2, 9], 0), ([9], 0), ([9], 2)]:
+            with pytest.raises(InvalidTokens):
+                cache.insert(lease, tokens, offset=offset)
+            assert (counters(cache.stats()), lease.num_published_tokens) == (before, 4)
 
     def test_beyond_the_table(self, cache: Caller) -> None:
         """Blocks come from the lease's table; there are none for these tokens."""
@@ -261,129 +230,3 @@ class TestInsert:
         cache.release(lease)
         cache.evict(2)
         assert (cache.probe([1, 2, 3, 4]), cache.probe([9, 9])) == (2, 0)
-
-
-class TestFree:
-    def test_takes_the_tail_and_redundant_blocks_together(self, cache: Caller) -> None:
-        """In any order, in one call."""
-        first, second = (cache.match_prefix([1, 2], num_tokens=6) for _ in range(2))
-        cache.insert(first, [1, 2])
-        redundant = list(cache.insert(second, [1, 2]).redundant_block_ids)
-        table = list(second.block_table)
-        cache.free(second, [table[2], *redundant, table[1]])
-        assert list(second.block_table) == table[:1]
-        assert counters(cache.stats()) == Counters(free=5, leased=2, cached=1, evictable=0, protected=1)
-        cache.free(second, [])
-
-    @pytest.mark.parametrize("what", ["published", "middle", "twice", "another's", "free", "unknown", "with a good one"])
-    def test_refuses_anything_else_whole(self, cache: Caller, what: str) -> None:
-        """A published block is read by others, a hole has no table; the good ids of a bad call stay."""
-        other = cache.match_prefix([7], num_tokens=2)
-        lease = cache.match_prefix([1, 2, 3, 4], num_tokens=8)
-        cache.insert(lease, [1, 2])
-        table = list(lease.block_table)
-        ids = {
-            "published": table[:1],
-            "middle": table[2:3],
-            "twice": [table[3], table[3]],
-            "another's": list(other.block_table),
-            "free": [min(set(range(8)) - {*table, *other.block_table})],
-            "unknown": [2**31 - 1],
-            "with a good one": [table[3], table[1]],
-        }[what]
-        before = counters(cache.stats())
-        with pytest.raises(InvalidBlocks):
-            cache.free(lease, ids)
-        assert (counters(cache.stats()), list(lease.block_table)) == (before, table)
-
-    def test_gives_ids_to_those_who_waited_longest(self, cache: Caller) -> None:
-        """A late engine does the least harm."""
-        lease = cache.match_prefix([], num_blocks=8)
-        table = list(lease.block_table)
-        for place in (7, 6, 5):
-            cache.free(lease, table[place : place + 1])
-        again = cache.match_prefix([], num_blocks=2)
-        assert list(again.block_table) == [table[7], table[6]]
-
-
-class TestFork:
-    def test_shares_whole_blocks_and_copies_the_ragged_one(self, cache: Caller) -> None:
-        """The prompt is what the parent has published, then the tokens."""
-        parent = cache.match_prefix([1, 2, 3], ("m",), num_tokens=4)
-        cache.insert(parent, [1, 2, 3])
-        child = cache.match_prefix([3, 7], parent=parent, num_tokens=4)
-        assert child.namespace == ("m",)
-        assert (child.num_cached_tokens, list(child.block_table)[:1]) == (2, list(parent.block_table)[:1])
-        assert child.block_table[1] != parent.block_table[1]
-        cache.insert(child, [3, 7], offset=2)
-        cache.release(parent)
-        assert cache.probe([1, 2, 3, 7], ("m",)) == 4
-        assert counters(cache.stats()).protected == 2
-
-    def test_matches_on_below_the_parent(self, cache: Caller) -> None:
-        """What somebody else published there is found."""
-        cached(cache, [1, 2, 3, 4, 5, 6])
-        parent = cache.match_prefix([1, 2])
-        child = cache.match_prefix([3, 4, 9], parent=parent.lease_id)
-        assert child.num_cached_tokens == 4
-        assert cache.match_prefix([3, 4, 5, 6], parent=parent, max_tokens=4).num_cached_tokens == 4
-
-    @pytest.mark.parametrize("options", [{"max_tokens": 1}, {"max_tokens": 0}, {"namespace": ("other",)}])
-    def test_refuses_what_contradicts_the_parent(self, cache: Caller, options: dict[str, Any]) -> None:
-        """Below its published length, or in another namespace."""
-        parent = cache.match_prefix([1, 2], ("m",), num_tokens=2)
-        cache.insert(parent, [1, 2])
-        with pytest.raises(InvalidArgument):
-            cache.match_prefix([3], parent=parent, **options)
-        assert cache.stats().num_leases == 1
-        assert cache.match_prefix([3], parent=parent, namespace=("m",)).num_cached_tokens == 2
-
-    def test_of_a_stale_or_gone_parent(self, cache: Caller) -> None:
-        """What it published is not to be matched again."""
-        parent = cache.match_prefix([1, 2], num_tokens=2)
-        cache.insert(parent, [1, 2])
-        cache.reset()
-        with pytest.raises(StaleLease) as caught:
-            cache.match_prefix([], parent=parent)
-        assert caught.value.lease_id == parent.lease_id
-        cache.release(parent)
-        with pytest.raises(UnknownLease):
-            cache.match_prefix([], parent=parent)
-
-
-class TestAnswers:
-    def test_are_fresh_writable_arrays(self, cache: Caller) -> None:
-        """Writing to them, or a view that is held, neither reaches the cache nor fails a later call."""
-        other = cache.match_prefix([1, 2], num_tokens=2)
-        lease = cache.match_prefix([1, 2, 3], num_tokens=4)
-        cache.insert(other, [1, 2])
-        result = cache.insert(lease, [1, 2, 3])
-        added = cache.allocate(lease, num_tokens=6)
-        expected = list(lease.block_table)
-        answers = [lease.block_table, result.block_ids, result.redundant_block_ids, added]
-        for ids in answers:
-            assert_fresh_int32(ids)
-        views = [memoryview(ids) for ids in answers] + [np.frombuffer(ids, dtype=np.int32) for ids in answers]
-        views += [torch.frombuffer(ids, dtype=torch.int32) for ids in answers]
-        cache.allocate(lease, num_tokens=8)
-        for view in views:
-            view[0] = 99
-        table = list(lease.block_table)
-        assert table[:3] == expected
-        cache.insert(lease, [1, 2, 3, 4])
-        cache.free(lease, table[2:])
-        assert list(lease.block_table) == table[:2]
-        cache.release(lease)
-
-    def test_are_the_same_for_every_form_of_tokens(self, cache: Caller) -> None:
-        """What one engine inserted as a list another finds as a tensor."""
-        tokens = [1, 2, 3, 2**32 - 1]
-        ids = cached(cache, tokens)
-        forms = [tokens, tuple(tokens), packed(tokens), np.array(tokens, dtype=np.uint32), torch.tensor(tokens)]
-        for form in forms:
-            lease = cache.match_prefix(form)
-            assert list(lease.block_table) == ids
-            assert cache.insert(lease, form).num_cached_tokens == 4
-            assert cache.probe(form) == 4
-            cache.reset(("elsewhere",), form)
-            cache.release(lease)

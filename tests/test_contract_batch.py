@@ -1,6 +1,11 @@
-"""Batches, engines and time on every route: order, independent errors, retries, admission, growth, and who lives until when."""
+"""Batches, engines and time on every route: order, independent errors, retries, admission, growth, and who lives until
+when.
+"""
 
 from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,13 +78,14 @@ class TestOrder:
 
     def test_answers_are_there_only_afterwards(self, engine: Caller) -> None:
         """And a batch that an exception left never runs."""
-        with pytest.raises(ZeroDivisionError), engine.batch() as step:
-            left = step.match_prefix([1], num_blocks=1)
+        left = []
+        with suppress(ZeroDivisionError), engine.batch() as step:
+            left.append(step.match_prefix([1], num_blocks=1))
             with pytest.raises(BatchNotRun):
-                left.result()
+                left[0].result()
             raise ZeroDivisionError
         with pytest.raises(BatchNotRun):
-            left.result()
+            left[0].result()
         assert engine.stats().num_leases == 0
 
     def test_answers_can_be_read_again(self, engine: Caller) -> None:
@@ -198,7 +204,9 @@ class TestSeq:
                 inserted, grown = step.insert(lease, [1, 2, 3]), step.allocate(lease, num_blocks=2)
                 opened, failed = step.match_prefix([8], num_blocks=1, lease_id="o"), step.release("nobody")
             result, added = inserted.result(), grown.result()
-            seen.append((list(result.block_ids), list(result.redundant_block_ids), list(added), opened.result().lease_id))
+            seen.append(
+                (list(result.block_ids), list(result.redundant_block_ids), list(added), opened.result().lease_id)
+            )
             with pytest.raises(UnknownLease):
                 failed.result()
             for ids in (result.block_ids, result.redundant_block_ids, added):
@@ -227,11 +235,12 @@ class TestSeq:
             assert len(opened.result().block_table) == 1
         assert counters(route.caller().stats()).leased == 2
 
-    @pytest.mark.parametrize("seq", [-1, 1.5, "1", True, 2**64], ids=repr)
-    def test_is_a_number(self, engine: Caller, seq: object) -> None:
+    def test_is_a_number(self, engine: Caller) -> None:
         """One that rises."""
-        with pytest.raises(InvalidArgument, match="seq"), engine.batch(seq=seq) as step:  # type: ignore[arg-type]
-            step.match_prefix([1], num_blocks=1)
+        wrong: list[Any] = [-1, 1.5, "1", True, 2**64]
+        for seq in wrong:
+            with pytest.raises(InvalidArgument, match="seq"), engine.batch(seq=seq) as step:
+                step.match_prefix([1], num_blocks=1)
         assert engine.stats().num_leases == 0
 
 

@@ -153,7 +153,7 @@ def test_counts_name_value_and_limit() -> None:
     """The one check that all counts go through."""
     with pytest.raises(InvalidArgument, match="ttl is at least 3 and at most 9, not 2"):
         check_count(2, "ttl", 3, 9)
-    with pytest.raises(InvalidArgument, match="ttl is an integer, not 2.5"):
+    with pytest.raises(InvalidArgument, match=r"ttl is an integer, not 2\.5"):
         check_count(2.5, "ttl")  # type: ignore[arg-type]
     assert check_count(np.int64(5), "ttl") == 5  # type: ignore[arg-type]
 

@@ -1,7 +1,8 @@
 """Resets that give way: between their steps other callers match, insert, evict and reset again.
 
-The model can't know which of the forgotten blocks an eviction takes in between. So it asks the cache what of the visible
-ones is left, and checks that this is what was there, less at most what was evicted, and nothing from before a reset.
+The model can't know which of the forgotten blocks an eviction takes in between. So it asks the cache what of the
+visible ones is left, and checks that this is what was there, less at most what was evicted, and nothing from before a
+reset.
 """
 
 from __future__ import annotations

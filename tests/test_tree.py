@@ -24,7 +24,13 @@ class TestMatch:
         """A block that agrees in part holds KV of other tokens as well."""
         tree = RadixTree(block_size=2)
         tree.insert([1, 2, 3, 4], [10, 11])
-        for tokens, expected in [([1], []), ([1, 2, 3], [10]), ([1, 2, 3, 4], [10, 11]), ([1, 2, 3, 9], [10]), ([9], [])]:
+        for tokens, expected in [
+            ([1], []),
+            ([1, 2, 3], [10]),
+            ([1, 2, 3, 4], [10, 11]),
+            ([1, 2, 3, 9], [10]),
+            ([9], []),
+        ]:
             match = tree.match_prefix(tokens)
             assert list(match.block_ids) == expected
             assert match.num_tokens == 2 * len(expected)

@@ -7,9 +7,10 @@ from array import array
 import pytest
 from helpers import NAMESPACES, Prompt, namespaces, prompts
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 from tree_model import Namespace, TreeModel
 
+from radix_cache import index
 from radix_cache.errors import InvalidBlocks, InvalidTokens, UnknownLease
 from radix_cache.tree import Match, RadixTree
 
@@ -68,7 +69,9 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts(), namespace=namespaces(), own=st.lists(st.booleans(), min_size=5, max_size=5))
     def insert_mixed(self, prompt: Prompt, namespace: Namespace, own: list[bool]) -> None:
-        """What was matched in the tree's blocks, some of it in blocks of its own, the rest new; with one for the tail."""
+        """What was matched in the tree's blocks, some of it in blocks of its own, the rest new; with one for the
+        tail.
+        """
         tokens = prompt.tokens(self.block_size)
         canonical = [block.block_id for block in self.model.find(namespace, tokens)]
         ids = self.fresh_ids(len(tokens) // self.block_size)
@@ -86,7 +89,9 @@ class TreeMachine(RuleBasedStateMachine):
         path = self.model.add(namespace, whole, ids)
         assert result.num_cached_tokens == len(found) * self.block_size
         assert list(result.block_ids) == [block.block_id for block in path]
-        assert list(result.redundant_block_ids) == [given for given, kept in zip(ids, found, strict=False) if given != kept]
+        assert list(result.redundant_block_ids) == [
+            given for given, kept in zip(ids, found, strict=False) if given != kept
+        ]
 
     @rule(prompt=prompts(), namespace=namespaces(), place=st.integers(0, 4), which=st.integers(0))
     def insert_foreign(self, prompt: Prompt, namespace: Namespace, place: int, which: int) -> None:
@@ -142,7 +147,13 @@ class TreeMachine(RuleBasedStateMachine):
 class WideTreeMachine(TreeMachine):
     """The same where every node that has more than a few children keeps them as those with thousands do."""
 
-    children_before_wide: ClassVar[int] = 2
+    def __init__(self) -> None:
+        super().__init__()
+        self._limit, index.MAX_PLAIN_CHILDREN = index.MAX_PLAIN_CHILDREN, 1
+
+    def teardown(self) -> None:
+        index.MAX_PLAIN_CHILDREN = self._limit
 
 
 TestTreeMachine = TreeMachine.TestCase
+TestWideTreeMachine = WideTreeMachine.TestCase

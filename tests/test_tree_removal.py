@@ -118,9 +118,17 @@ class TestReset:
 
     @pytest.mark.parametrize(
         ("prefix", "left"),
-        [(None, []), ((), []), (("m",), [(), ("mw",)]), (("m", "w7"), [(), ("m",), ("mw",)]), (("x",), [(), ("m",), ("mw",), ("m", "w7")])],
+        [
+            (None, []),
+            ((), []),
+            (("m",), [(), ("mw",)]),
+            (("m", "w7"), [(), ("m",), ("mw",)]),
+            (("x",), [(), ("m",), ("mw",), ("m", "w7")]),
+        ],
     )
-    def test_covers_the_namespaces_that_begin_alike(self, prefix: tuple[str, ...] | None, left: list[tuple[str, ...]]) -> None:
+    def test_covers_the_namespaces_that_begin_alike(
+        self, prefix: tuple[str, ...] | None, left: list[tuple[str, ...]]
+    ) -> None:
         """A prefix of the tuple, not of a joined string."""
         tree = self.fill()
         freed = tree.reset(prefix)

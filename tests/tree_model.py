@@ -98,7 +98,9 @@ class TreeModel:
         return dropped
 
     def add(self, namespace: Namespace, tokens: Sequence[int], block_ids: Sequence[int]) -> list[Block]:
-        """Cache what of ``tokens`` is not cached yet in the ``block_ids`` at its place, touch all of it, return the path."""
+        """Cache what of ``tokens`` is not cached yet in the ``block_ids`` at its place, touch all of it, return the
+        path.
+        """
         path = self.find(namespace, tokens)
         for place in range(len(path), len(tokens) // self.block_size):
             prefix = tuple(tokens[: (place + 1) * self.block_size])

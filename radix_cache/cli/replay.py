@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from radix_cache.cli.remote import connected
+from radix_cache.cli.remote import Address, connected
 from radix_cache.cli.show import count, duration, make_console, make_table, percent, print_json, with_progress
 from radix_cache.lab import ReplayResult, Request, count_requests, read_trace
 from radix_cache.lab import replay as play_trace
@@ -20,7 +20,7 @@ __all__ = ["replay"]
 @click.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--num-blocks", type=click.IntRange(1), help="Replay in process, with a pool of so many blocks.")
-@click.option("--server", metavar="ADDRESS", help="Replay to this server, in a namespace of its own.")
+@click.option("--server", type=Address(), help="Replay to this server, in a namespace of its own.")
 @click.option("--policy", help="Eviction policy in process.  [default: lru]")
 @click.option(
     "--block-size",

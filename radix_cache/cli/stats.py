@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from radix_cache.cli.remote import connected
+from radix_cache.cli.remote import Address, connected
 from radix_cache.cli.show import count, duration, make_console, make_table, percent, plural, print_json
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["stats", "tables"]
 
 
 @click.command()
-@click.argument("address")
+@click.argument("address", type=Address())
 @click.option("--watch", is_flag=True, help="Go on, with rates; end it with Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, with --watch.")
 @click.option("--count", "num_rounds", type=click.IntRange(1), help="End after so many rounds, with --watch.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from radix_cache.cli.remote import connected
+from radix_cache.cli.remote import Address, connected
 from radix_cache.cli.show import count, make_console, plural, print_json
 from radix_cache.stats import TreeNode
 from radix_cache.tokens import unpack_tokens
@@ -24,7 +24,7 @@ _NUM_SHOWN_BLOCKS = 3
 
 
 @click.command()
-@click.argument("address")
+@click.argument("address", type=Address())
 @click.option("-n", "--namespace", multiple=True, metavar="PART", help="Only namespaces that begin so; once a part.")
 @click.option("--max-nodes", type=click.IntRange(1), default=200, show_default=True, help="Draw no more than these.")
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON, parents first.")

@@ -62,7 +62,9 @@ class AsyncClient(Remote, AsyncVerbs):
         if self._books.description is None:
             await self.describe()
         if self._heart is None and self._interval_s is not None:
-            beating = _beat_on(weakref.ref(self), self._until_beat_s)
+            woken = asyncio.Event()
+            self._books.wake = woken.set
+            beating = _beat_on(weakref.ref(self), woken, self._until_beat_s)
             self._heart = asyncio.create_task(beating, name="radix-cache heartbeat")
 
     async def _send(self, call: Call) -> Any:
@@ -187,9 +189,10 @@ class AsyncClient(Remote, AsyncVerbs):
         if self._is_closed:
             return
         self._is_closed = True
-        for task in (self._heart, *self._releasing):
-            if task is not None:
-                task.cancel()
+        tasks = [task for task in (self._heart, *self._releasing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._stub is None:
             return
         try:
@@ -209,12 +212,14 @@ class AsyncClient(Remote, AsyncVerbs):
         await self.close()
 
 
-async def _beat_on(ref: weakref.ref[AsyncClient], wait: float) -> None:
+async def _beat_on(ref: weakref.ref[AsyncClient], woken: asyncio.Event, wait_s: float) -> None:
     """Beat for a client until that is closed or forgotten."""
     while True:
-        await asyncio.sleep(wait)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(woken.wait(), wait_s)
+        woken.clear()
         client = ref()
         if client is None:
             return
-        wait = await client._beat()
+        wait_s = await client._beat()
         del client

@@ -39,6 +39,7 @@ class Books:
         self.description: Description | None = None
         self.num_available_blocks: int | None = None
         self.heard_at: float | None = None  # when the last answered call that renewed the engine's leases was sent
+        self.wake: Callable[[], object] = lambda: None  # called when something may have to be given back
         self._lock = threading.Lock()
         self._tables = Tables(engine_id)
         self._losses = Losses()
@@ -191,6 +192,7 @@ class Books:
                 if isinstance(operation, Release):
                     self._forget(operation.lease_id)
             self._losses.lose(exchange.operations, exchange.before, exchange.certain_at, exchange.seq, self.clock())
+        self.wake()
 
     def refuse(self, exchange: Exchange, error: RadixCacheError) -> None:
         """The message was refused; an earlier try of it may have been served."""
@@ -198,6 +200,7 @@ class Books:
             self._losses.abandon(exchange.before, exchange.certain_at, self.clock())
             if isinstance(error, UnknownLease):
                 self._forget(error.lease_id)
+        self.wake()
 
     # Orphans.
 
@@ -211,6 +214,7 @@ class Books:
         """Note what the release of an orphan came to."""
         with self._lock:
             self._losses.settle(lease_id, error, sent_at)
+        self.wake()
 
     def until_orphans_s(self) -> float | None:
         """Seconds until an orphan is due, or None."""

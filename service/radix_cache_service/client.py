@@ -163,6 +163,7 @@ class Client(Remote, Verbs):
         with self._lock:
             if self._heart is None and not self._is_closed:
                 self._heart = _Heart(self)
+                self._books.wake = self._heart.woken.set
                 self._heart.start()
 
     def _beat(self) -> float:
@@ -222,26 +223,30 @@ class Client(Remote, Verbs):
 
 
 class _Heart(threading.Thread):
-    """Beats for a client until that is closed or forgotten."""
+    """Beats for a client until that is closed or forgotten. woken: set when there may be something to do."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(name="radix-cache heartbeat", daemon=True)
+        self.woken = threading.Event()
         self._client = weakref.ref(client)
-        self._first_wait_s = client._until_beat_s
-        self._stopped = threading.Event()
+        self._wait_s = client._until_beat_s
+        self._is_stopped = False
 
     def run(self) -> None:
         """Look again and again."""
-        wait = self._first_wait_s
-        while not self._stopped.wait(wait):
+        while not self._is_stopped:
+            if self.woken.wait(self._wait_s):
+                self.woken.clear()
             client = self._client()
             if client is None:
                 return
-            wait = client._beat()
+            if not self._is_stopped:
+                self._wait_s = client._beat()
             del client
 
     def stop(self) -> None:
         """End it, and wait for a beat under way."""
-        self._stopped.set()
+        self._is_stopped = True
+        self.woken.set()
         if threading.current_thread() is not self:
             self.join()

@@ -142,7 +142,7 @@ class Losses:
 
     def take_due(self, now: float, most: int) -> list[str]:
         """Return ids to release in a message now; those are not due again for a while."""
-        if self._batch is not None and now > self._batch.certain_at + _RESEND_S:
+        if self._batch is not None and now >= self._batch.certain_at + _RESEND_S:
             self.give_up(now)
         due = [lease_id for lease_id, orphan in self._orphans.items() if orphan.due_at <= now]
         del due[min(most, _MOST_AT_ONCE) :]
@@ -163,5 +163,8 @@ class Losses:
             self._orphans[lease_id] = _Orphan(orphan.certain_at, due_at)
 
     def next_due(self) -> float | None:
-        """Return when an orphan is due next, or None."""
-        return min((orphan.due_at for orphan in self._orphans.values()), default=None)
+        """Return when there is something to give back next, or None."""
+        due = [orphan.due_at for orphan in self._orphans.values()]
+        if self._batch is not None:
+            due.append(self._batch.certain_at + _RESEND_S)
+        return min(due, default=None)

@@ -33,6 +33,7 @@ __all__ = ["Remote"]
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _NUM_RELEASES_AT_ONCE = 256
 _RELEASE_TIMEOUT_S = 1.0
+_LEAST_WAIT_S = 1.0
 _remotes: weakref.WeakSet[Remote] = weakref.WeakSet()
 _inherited: list[Any] = []  # channels of the parent process: closing one here could hang, so they are kept
 
@@ -148,7 +149,8 @@ class Remote:
         """Seconds until there is something to do though no call comes."""
         interval, until_orphans = self._interval_s or 1.0, self._books.until_orphans_s()
         wait = interval - self._silence_s
-        return max(wait if until_orphans is None else min(wait, until_orphans), interval / 10)
+        least = min(interval / 10, _LEAST_WAIT_S)  # also where nothing gets through
+        return max(wait if until_orphans is None else min(wait, until_orphans), least)
 
     @property
     def _is_idle(self) -> bool:

@@ -1,0 +1,197 @@
+"""Heartbeats in real time, threads and processes that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from client_help import Proxy, assert_all_returned, new_engine, wait_until
+from service_process import ServerProcess
+
+from radix_cache.errors import LeaseExpired, UnknownLease
+from radix_cache_service import AsyncClient, Client
+
+TTL_S = 0.8
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """A server whose leases run out soon."""
+    with ServerProcess(num_blocks=64, block_size=2, lease_ttl_s=TTL_S) as process:
+        yield process
+
+
+def hearts() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "radix-cache heartbeat"]
+
+
+# Heartbeats.
+
+
+def test_a_heartbeat_keeps_leases_alive_while_no_call_comes(server: ServerProcess) -> None:
+    with Client(server.address, engine_id=new_engine()) as client, Client(server.address) as silent:
+        assert not hearts()
+        kept = client.match_prefix([1], num_tokens=2)
+        lost = silent.match_prefix([1], num_tokens=2)
+        assert len(hearts()) == 1, "a client without an engine has none"
+        for _ in range(20):
+            time.sleep(TTL_S / 8)
+            assert client.valid_until is not None
+            assert client.valid_until > time.monotonic()
+        client.allocate(kept, num_tokens=4)
+        assert silent.valid_until is not None
+        assert silent.valid_until < time.monotonic()
+        with pytest.raises(LeaseExpired):
+            silent.release(lost)
+    assert not hearts()
+    assert_all_returned(server.address)
+
+
+def test_no_heartbeat_is_sent_while_calls_are(server: ServerProcess) -> None:
+    with Client(server.address, engine_id=new_engine()) as client:
+        client.probe([1])
+        before = client.stats().num_calls.get("Renew/OK", 0)
+        for _ in range(20):
+            time.sleep(TTL_S / 10)
+            client.probe([1])
+        assert client.stats().num_calls.get("Renew/OK", 0) == before
+
+
+def test_the_interval_can_be_chosen(server: ServerProcess) -> None:
+    with Client(server.address, engine_id=new_engine(), heartbeat_interval_s=100) as client:
+        lease = client.match_prefix([1], num_tokens=2)
+        time.sleep(TTL_S + 0.2)
+        with pytest.raises(LeaseExpired):
+            client.allocate(lease, num_tokens=4)
+
+
+def test_beats_that_fail_are_repeated(server: ServerProcess) -> None:
+    with Proxy(server.address) as proxy, Client(proxy.address, engine_id=new_engine()) as client:
+        lease = client.match_prefix([1], num_tokens=2)
+        for _ in range(8):
+            proxy.cut()
+            time.sleep(TTL_S / 4)
+        wait_until(lambda: (client.valid_until or 0) > time.monotonic())
+        client.allocate(lease, num_tokens=4)
+    assert_all_returned(server.address)
+
+
+def test_one_engine_can_beat_for_another(server: ServerProcess) -> None:
+    with Client(server.address) as client, Client(server.address, engine_id="other", heartbeat_interval_s=9) as other:
+        lease = other.match_prefix([1], num_tokens=2)
+        for _ in range(10):
+            time.sleep(TTL_S / 6)
+            client.heartbeat("other")
+        other.allocate(lease, num_tokens=4)
+        with pytest.raises(ValueError, match="engine_id"):
+            client.heartbeat()
+
+
+def test_a_client_that_is_forgotten_falls_silent(server: ServerProcess) -> None:
+    client = Client(server.address, engine_id=new_engine())
+    lease_id = client.match_prefix([1], num_tokens=2).lease_id
+    assert len(hearts()) == 1
+    del client
+    gc.collect()
+    wait_until(lambda: not hearts())
+    with Client(server.address) as other:
+        wait_until(lambda: other.stats().num_leases == 0)
+        with pytest.raises(LeaseExpired):
+            other.release(lease_id)
+
+
+def test_orphans_are_given_back_though_no_call_comes(server: ServerProcess) -> None:
+    with Client(server.address) as other, Client(server.address, engine_id=new_engine()) as client:
+        client.probe([1])
+        with Client(server.address, engine_id=client.engine_id, heartbeat_interval_s=99) as lost:
+            lease = lost.match_prefix([1], num_tokens=2)
+            lost.renew(lease, ttl_s=500)
+        assert other.stats().num_leases == 1
+        now = time.monotonic()
+        client._books._losses.abandon([lease.lease_id], now, now)
+        wait_until(lambda: other.stats().num_leases == 0)
+
+
+def test_the_heart_of_an_async_client(server: ServerProcess) -> None:
+    async def run() -> None:
+        async with AsyncClient(server.address, engine_id=new_engine()) as client:
+            lease = await client.match_prefix([1], num_tokens=2)
+            for _ in range(10):
+                await asyncio.sleep(TTL_S / 5)
+                assert (client.valid_until or 0) > time.monotonic()
+            await client.allocate(lease, num_tokens=4)
+
+    asyncio.run(run())
+    assert_all_returned(server.address)
+
+
+# Processes.
+
+
+def in_a_fork(act: Callable[[], Any]) -> Any:
+    """Return what ``act`` returns in a forked child, or fail with its error."""
+    near, far = multiprocessing.Pipe()
+    child = os.fork()
+    if not child:
+        try:
+            far.send(act())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the parent must know
+            far.send(repr(error))
+        finally:
+            os._exit(0)
+    assert near.poll(20), "the child hangs"
+    answer = near.recv()
+    os.waitpid(child, 0)
+    near.close()
+    far.close()
+    return answer
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_has_a_connection_and_leases_of_its_own(server: ServerProcess) -> None:
+    with Client(server.address, engine_id=new_engine()) as client, client.session() as session:
+        lease = client.match_prefix([1, 2, 3], num_tokens=4)
+        client.insert(lease, [1, 2])
+        session.probe([1])
+
+        def work() -> Any:
+            assert client.valid_until is None
+            own = client.match_prefix([1, 2, 9], num_tokens=4)
+            with client.batch() as batch:
+                batch.allocate(own, num_blocks=1)
+            found = len(own.block_table), session.probe([1, 2]), client.stats().num_leases, own.lease_id
+            session.close()
+            client.close()
+            return found
+
+        table, probed, num_leases, own = in_a_fork(work)
+        assert (table, probed, num_leases) == (3, 2, 2)
+        assert own != lease.lease_id
+        assert client.stats().num_leases == 1, "the child gave back its own lease only"
+        client.allocate(lease, num_tokens=6)
+        assert session.probe([1, 2]) == 2
+    assert_all_returned(server.address)
+
+
+def test_a_spawned_child_can_work_on_a_lease_by_its_name(server: ServerProcess) -> None:
+    with Client(server.address, engine_id=new_engine()) as client:
+        lease = client.match_prefix([1], num_tokens=2)
+        context = multiprocessing.get_context("spawn")
+        child = context.Process(target=release, args=(server.address, lease.lease_id))
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+        with pytest.raises(UnknownLease):
+            client.release(lease)
+
+
+def release(address: str, lease_id: str) -> None:
+    with Client(address) as client:
+        client.release(lease_id)

@@ -1,0 +1,140 @@
+"""The contract of free, fork and of what is answered, on every route."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import Counters, assert_fresh_int32, cached, counters, packed
+from routes import Caller
+
+from radix_cache.errors import InvalidArgument, InvalidBlocks, StaleLease, UnknownLease
+
+
+class TestFree:
+    def test_takes_the_tail_and_redundant_blocks_together(self, cache: Caller) -> None:
+        """In any order, in one call."""
+        first, second = (cache.match_prefix([1, 2], num_tokens=6) for _ in range(2))
+        cache.insert(first, [1, 2])
+        redundant = list(cache.insert(second, [1, 2]).redundant_block_ids)
+        table = list(second.block_table)
+        cache.free(second, [table[2], *redundant, table[1]])
+        assert list(second.block_table) == table[:1]
+        assert counters(cache.stats()) == Counters(free=5, leased=2, cached=1, evictable=0, protected=1)
+        cache.free(second, [])
+
+    def test_refuses_anything_else_whole(self, cache: Caller) -> None:
+        """A published block is read by others, a hole has no table; the good ids of a bad call stay."""
+        other = cache.match_prefix([7], num_tokens=2)
+        lease = cache.match_prefix([1, 2, 3, 4], num_tokens=8)
+        cache.insert(lease, [1, 2])
+        table = list(lease.block_table)
+        refused = {
+            "published": table[:1],
+            "middle": table[2:3],
+            "twice": [table[3], table[3]],
+            "another's": list(other.block_table),
+            "free": [min(set(range(8)) - {*table, *other.block_table})],
+            "unknown": [2**31 - 1],
+            "with a good one": [table[3], table[1]],
+        }
+        before = counters(cache.stats())
+        for what, ids in refused.items():
+            with pytest.raises(InvalidBlocks):
+                cache.free(lease, ids)
+            assert (counters(cache.stats()), list(lease.block_table)) == (before, table), what
+
+    def test_gives_ids_to_those_who_waited_longest(self, cache: Caller) -> None:
+        """A late engine does the least harm."""
+        lease = cache.match_prefix([], num_blocks=8)
+        table = list(lease.block_table)
+        for place in (7, 6, 5):
+            cache.free(lease, table[place : place + 1])
+        again = cache.match_prefix([], num_blocks=2)
+        assert list(again.block_table) == [table[7], table[6]]
+
+
+class TestFork:
+    def test_shares_whole_blocks_and_copies_the_ragged_one(self, cache: Caller) -> None:
+        """The prompt is what the parent has published, then the tokens."""
+        parent = cache.match_prefix([1, 2, 3], ("m",), num_tokens=4)
+        cache.insert(parent, [1, 2, 3])
+        child = cache.match_prefix([3, 7], parent=parent, num_tokens=4)
+        assert child.namespace == ("m",)
+        assert (child.num_cached_tokens, list(child.block_table)[:1]) == (2, list(parent.block_table)[:1])
+        assert child.block_table[1] != parent.block_table[1]
+        cache.insert(child, [3, 7], offset=2)
+        cache.release(parent)
+        assert cache.probe([1, 2, 3, 7], ("m",)) == 4
+        assert counters(cache.stats()).protected == 2
+
+    def test_matches_on_below_the_parent(self, cache: Caller) -> None:
+        """What somebody else published there is found."""
+        cached(cache, [1, 2, 3, 4, 5, 6])
+        parent = cache.match_prefix([1, 2])
+        child = cache.match_prefix([3, 4, 9], parent=parent.lease_id)
+        assert child.num_cached_tokens == 4
+        assert cache.match_prefix([3, 4, 5, 6], parent=parent, max_tokens=4).num_cached_tokens == 4
+
+    def test_refuses_what_contradicts_the_parent(self, cache: Caller) -> None:
+        """Below its published length, or in another namespace."""
+        parent = cache.match_prefix([1, 2], ("m",), num_tokens=2)
+        cache.insert(parent, [1, 2])
+        contradictions: list[dict[str, Any]] = [{"max_tokens": 1}, {"max_tokens": 0}, {"namespace": ("other",)}]
+        for options in contradictions:
+            with pytest.raises(InvalidArgument):
+                cache.match_prefix([3], parent=parent, **options)
+        assert cache.stats().num_leases == 1
+        assert cache.match_prefix([3], parent=parent, namespace=("m",)).num_cached_tokens == 2
+
+    def test_of_a_stale_or_gone_parent(self, cache: Caller) -> None:
+        """What it published is not to be matched again."""
+        parent = cache.match_prefix([1, 2], num_tokens=2)
+        cache.insert(parent, [1, 2])
+        cache.reset()
+        with pytest.raises(StaleLease) as caught:
+            cache.match_prefix([], parent=parent)
+        assert caught.value.lease_id == parent.lease_id
+        cache.release(parent)
+        with pytest.raises(UnknownLease):
+            cache.match_prefix([], parent=parent)
+
+
+class TestAnswers:
+    def test_are_fresh_writable_arrays(self, cache: Caller) -> None:
+        """Writing to them, or a view that is held, neither reaches the cache nor fails a later call."""
+        other = cache.match_prefix([1, 2], num_tokens=2)
+        lease = cache.match_prefix([1, 2, 3], num_tokens=4)
+        cache.insert(other, [1, 2])
+        result = cache.insert(lease, [1, 2, 3])
+        added = cache.allocate(lease, num_tokens=6)
+        expected = list(lease.block_table)
+        answers = [lease.block_table, result.block_ids, result.redundant_block_ids, added]
+        for ids in answers:
+            assert_fresh_int32(ids)
+        views = [memoryview(ids) for ids in answers] + [np.frombuffer(ids, dtype=np.int32) for ids in answers]
+        views += [torch.frombuffer(ids, dtype=torch.int32) for ids in answers]
+        cache.allocate(lease, num_tokens=8)
+        for view in views:
+            view[0] = 99
+        table = list(lease.block_table)
+        assert table[:3] == expected
+        cache.insert(lease, [1, 2, 3, 4])
+        cache.free(lease, table[2:])
+        assert list(lease.block_table) == table[:2]
+        cache.release(lease)
+
+    def test_are_the_same_for_every_form_of_tokens(self, cache: Caller) -> None:
+        """What one engine inserted as a list another finds as a tensor."""
+        tokens = [1, 2, 3, 2**32 - 1]
+        ids = cached(cache, tokens)
+        forms = [tokens, tuple(tokens), packed(tokens), np.array(tokens, dtype=np.uint32), torch.tensor(tokens)]
+        for form in forms:
+            lease = cache.match_prefix(form)
+            assert list(lease.block_table) == ids
+            assert cache.insert(lease, form).num_cached_tokens == 4
+            assert cache.probe(form) == 4
+            cache.reset(("elsewhere",), form)
+            cache.release(lease)
