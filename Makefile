@@ -10,7 +10,7 @@ PROTO_TOOLS := grpcio-tools==1.76.0 mypy-protobuf==5.1.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test pytest lint format fuzz bench proto proto-baseline clean
+.PHONY: help setup demo test pytest lint format fuzz bench bench-peers proto proto-baseline clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -23,7 +23,7 @@ demo: $(DEMO) ## run the demo; TRACE=file.jsonl.gz replays that trace
 test: lint pytest ## all that a change must pass
 
 pytest: $(DEV) ## only the tests; ARGS="-k tree -x" is passed on
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(DEV) ## format, lint, types, import arrows, schema, stubs
 	$(BIN)/ruff format --check .
@@ -46,6 +46,9 @@ fuzz: $(DEV) ## the state machines, for long
 bench: $(DEV) ## measure; ARGS="..." is passed on
 	$(BIN)/python -m benchmarks $(ARGS)
 
+bench-peers: ## install the peers that bench compares with, in a venv of their own
+	$(PYTHON) -m benchmarks.install_peers
+
 proto: $(DEV) $(PROTOC)/.stamp ## regenerate the stubs from the schema
 	PATH="$(PROTOC)/bin:$$PATH" $(PROTOC)/bin/python -m grpc_tools.protoc \
 		-Iradix_cache_service/pb=proto/radixcache/v1 -I$(VENV)/proto-deps \
@@ -56,7 +59,7 @@ proto-baseline: $(DEV) ## take the schema of now as what must not break
 	$(BIN)/buf build proto --exclude-source-info -o proto/baseline.binpb
 
 clean: ## remove all that make and the tools made
-	rm -rf $(VENV) $(PROTOC) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	rm -rf $(VENV) $(PROTOC) .venv-peers build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.stamp:

@@ -7,9 +7,9 @@ are called as plain functions, whether the client behind them is or not.
 To add a route:
 
 - Subclass `Caller`. Its ``target`` is a client that has the verbs. If they are coroutines, override `Caller.finish` to
-run
-  one on the route's loop. Override `Caller.batch` if the client's batch has another form; it must yield an object with
-  the verbs whose answers have ``result()``, raise on leaving what concerns the batch as a whole, and pass ``seq`` on as given.
+  run one on the route's loop. Override `Caller.batch` if the client's batch has another form; it must yield an object
+  with the verbs whose answers have ``result()``, raise on leaving what concerns the batch as a whole, and pass ``seq``
+  on as given.
 - Subclass `Route`. ``__init__`` takes the keywords of `PrefixCache` (less ``clock``) and starts a cache with them;
   ``caller`` returns the party of that engine, the same one each time, which sends no heartbeat unless it is told to;
   ``cut`` breaks that party's connection without a good-bye; ``advance`` lets time pass, by a clock that the test moves
