@@ -220,7 +220,7 @@ class Executor:
         index, pool = self.index, self.pool
         kept = self._num_growth_blocks if self.num_leased_blocks else 0
         available = pool.num_free_blocks - kept
-        if num_private > available:
+        if num_private > available or self._is_refusing:
             own = 0 if node is None else index.num_evictable_above(node)
             if child is not None and not child.num_locks:
                 own += covered // index.block_bytes

@@ -34,6 +34,16 @@ BAD_NAMES = ["", "x" * 300, 5, b"x", True]
 BAD_SECONDS = [-1, 0, float("nan"), float("inf"), "5", True, [5]]
 
 
+LEASE_VERBS: dict[str, Act] = {
+    "fork": lambda cache, lease: cache.match_prefix([9], parent=0 if lease is None else lease),
+    "allocate": lambda cache, lease: cache.allocate(lease, num_blocks=1),
+    "insert": lambda cache, lease: cache.insert(lease, [1, 2]),
+    "free": lambda cache, lease: cache.free(lease, []),
+    "renew": lambda cache, lease: cache.renew(lease),
+    "release": lambda cache, lease: cache.release(lease),
+}
+
+
 class Held:
     """A cache with one lease on it: one block published, two private, one of them for a ragged tail."""
 
@@ -64,27 +74,30 @@ def held(open_route: OpenRoute) -> Held:
     return Held(open_route)
 
 
-def each_way(**by_name: Callable[[Held], Act]) -> pytest.MarkDecorator:
-    """Parametrise over what is done with a bad value."""
-    return pytest.mark.parametrize("make", by_name.values(), ids=by_name.keys())
+def check_all(
+    held: Held, subtests: pytest.Subtests, error: type[RadixCacheError], acts: dict[str, Act], bad: list[Any]
+) -> None:
+    """Do each of ``acts`` with each bad value."""
+    for name, act in acts.items():
+        for value in bad:
+            with subtests.test(act=name, value=repr(value)[:20]):
+                held.refuses(error, act, value)
 
 
-@each_way(
-    match_prefix=lambda _: lambda cache, tokens: cache.match_prefix(tokens, num_blocks=1),
-    fork=lambda held: lambda cache, tokens: cache.match_prefix(tokens, parent=held.lease, num_blocks=1),
-    insert=lambda held: lambda cache, tokens: cache.insert(held.lease, tokens),
-    insert_at_offset=lambda held: lambda cache, tokens: cache.insert(held.lease, tokens, offset=2),
-    probe=lambda _: lambda cache, tokens: cache.probe(tokens),
-    reset=lambda _: lambda cache, tokens: cache.reset((), [1, 2, 3] if tokens is None else tokens),
-)
-def test_bad_tokens(held: Held, make: Callable[[Held], Act], subtests: pytest.Subtests) -> None:
+def test_bad_tokens(held: Held, subtests: pytest.Subtests) -> None:
     """2**32 + 5 never becomes 5, a str is no prompt, a message that was cut off is none either.
 
     A reset may come without tokens, but not with half a block.
     """
-    for tokens in BAD_TOKENS:
-        with subtests.test(tokens=repr(tokens)):
-            held.refuses(InvalidTokens, make(held), tokens)
+    acts: dict[str, Act] = {
+        "match_prefix": lambda cache, tokens: cache.match_prefix(tokens, num_blocks=1),
+        "fork": lambda cache, tokens: cache.match_prefix(tokens, parent=held.lease, num_blocks=1),
+        "insert": lambda cache, tokens: cache.insert(held.lease, tokens),
+        "insert at an offset": lambda cache, tokens: cache.insert(held.lease, tokens, offset=2),
+        "probe": lambda cache, tokens: cache.probe(tokens),
+        "reset": lambda cache, tokens: cache.reset((), [1, 2, 3] if tokens is None else tokens),
+    }
+    check_all(held, subtests, InvalidTokens, acts, BAD_TOKENS)
 
 
 def test_a_bad_token_is_named(held: Held) -> None:
@@ -95,64 +108,46 @@ def test_a_bad_token_is_named(held: Held) -> None:
     assert str(2**32 + 5) in str(error)
 
 
-@each_way(
-    max_tokens=lambda _: lambda cache, count: cache.match_prefix([1, 2], max_tokens=count),
-    num_tokens=lambda _: lambda cache, count: cache.match_prefix([1, 2], num_tokens=count),
-    num_blocks=lambda _: lambda cache, count: cache.match_prefix([1, 2], num_blocks=count),
-    allocate_tokens=lambda held: lambda cache, count: cache.allocate(held.lease, num_tokens=count),
-    allocate_blocks=lambda held: lambda cache, count: cache.allocate(held.lease, num_blocks=count),
-    offset=lambda held: lambda cache, count: cache.insert(held.lease, [1, 2], offset=count),
-    evict=lambda _: lambda cache, count: cache.evict(count),
-)
-def test_bad_counts(held: Held, make: Callable[[Held], Act], subtests: pytest.Subtests) -> None:
+def test_bad_counts(held: Held, subtests: pytest.Subtests) -> None:
     """Negative numbers never count from the end, a bool is no number, and no huge one overflows."""
-    for count in BAD_COUNTS:
-        with subtests.test(count=repr(count)):
-            held.refuses(InvalidArgument, make(held), count)
+    acts: dict[str, Act] = {
+        "max_tokens": lambda cache, count: cache.match_prefix([1, 2], max_tokens=count),
+        "num_tokens": lambda cache, count: cache.match_prefix([1, 2], num_tokens=count),
+        "num_blocks": lambda cache, count: cache.match_prefix([1, 2], num_blocks=count),
+        "allocate tokens": lambda cache, count: cache.allocate(held.lease, num_tokens=count),
+        "allocate blocks": lambda cache, count: cache.allocate(held.lease, num_blocks=count),
+        "offset": lambda cache, count: cache.insert(held.lease, [1, 2], offset=count),
+        "evict": lambda cache, count: cache.evict(count),
+    }
+    check_all(held, subtests, InvalidArgument, acts, BAD_COUNTS)
 
 
 def test_bad_block_ids(held: Held, subtests: pytest.Subtests) -> None:
     """Whatever cannot be a block."""
-    for block_ids in BAD_BLOCKS:
-        with subtests.test(block_ids=repr(block_ids)):
-            held.refuses(InvalidBlocks, lambda cache, ids: cache.free(held.lease, ids), block_ids)
+    check_all(held, subtests, InvalidBlocks, {"free": lambda cache, ids: cache.free(held.lease, ids)}, BAD_BLOCKS)
 
 
-@each_way(
-    fork=lambda _: lambda cache, lease: cache.match_prefix([], parent=0 if lease is None else lease),
-    allocate=lambda _: lambda cache, lease: cache.allocate(lease, num_blocks=1),
-    insert=lambda _: lambda cache, lease: cache.insert(lease, [1, 2]),
-    free=lambda _: lambda cache, lease: cache.free(lease, []),
-    release=lambda _: lambda cache, lease: cache.release(lease),
-    renew=lambda _: lambda cache, lease: cache.renew(lease),
-)
-def test_what_is_no_lease(held: Held, make: Callable[[Held], Act], subtests: pytest.Subtests) -> None:
-    """A lease or its id, nothing else; without a parent a match is no fork."""
-    for lease in NO_LEASES:
-        with subtests.test(lease=repr(lease)):
-            held.refuses(InvalidArgument, make(held), lease)
+def test_what_is_no_lease(held: Held, subtests: pytest.Subtests) -> None:
+    """A lease or its id, nothing else."""
+    check_all(held, subtests, InvalidArgument, LEASE_VERBS, NO_LEASES)
 
 
-@each_way(
-    match_prefix=lambda _: lambda cache, name: cache.match_prefix([1, 2], name, num_blocks=1),
-    probe=lambda _: lambda cache, name: cache.probe([1, 2], name),
-    reset=lambda _: lambda cache, name: cache.reset(5 if name is None else name),
-)
-def test_bad_namespaces(held: Held, make: Callable[[Held], Act], subtests: pytest.Subtests) -> None:
+def test_bad_namespaces(held: Held, subtests: pytest.Subtests) -> None:
     """A str is a sequence of strings too, and would be its letters."""
-    for namespace in BAD_NAMESPACES:
-        with subtests.test(namespace=repr(namespace)[:20]):
-            held.refuses(InvalidArgument, make(held), namespace)
+    acts: dict[str, Act] = {
+        "match_prefix": lambda cache, name: cache.match_prefix([1, 2], name, num_blocks=1),
+        "probe": lambda cache, name: cache.probe([1, 2], name),
+        "reset": lambda cache, name: cache.reset(5 if name is None else name),
+    }
+    check_all(held, subtests, InvalidArgument, acts, BAD_NAMESPACES)
 
 
 def test_bad_seconds_and_names(held: Held, subtests: pytest.Subtests) -> None:
     """A promise is a finite time to come, an id a string of bounded length."""
-    for seconds in BAD_SECONDS:
-        with subtests.test(seconds=repr(seconds)):
-            held.refuses(InvalidArgument, lambda cache, ttl_s: cache.renew(held.lease, ttl_s=ttl_s), seconds)
-    for name in BAD_NAMES:
-        with subtests.test(name=repr(name)[:20]):
-            held.refuses(InvalidArgument, lambda cache, name: cache.match_prefix([1, 2], lease_id=name), name)
+    renew: dict[str, Act] = {"renew": lambda cache, ttl_s: cache.renew(held.lease, ttl_s=ttl_s)}
+    check_all(held, subtests, InvalidArgument, renew, BAD_SECONDS)
+    match: dict[str, Act] = {"match_prefix": lambda cache, name: cache.match_prefix([1, 2], lease_id=name)}
+    check_all(held, subtests, InvalidArgument, match, BAD_NAMES)
 
 
 @pytest.mark.parametrize(
@@ -173,78 +168,66 @@ def test_a_cache_that_cannot_work_is_not_made(field: str, values: list[object]) 
             PrefixCache(**{"num_blocks": 8, "block_size": 2, field: value})  # type: ignore[arg-type]
 
 
-LEASE_VERBS: dict[str, Act] = {
-    "fork": lambda cache, lease: cache.match_prefix([9], parent=lease),
-    "allocate": lambda cache, lease: cache.allocate(lease, num_blocks=1),
-    "insert": lambda cache, lease: cache.insert(lease, [1, 2]),
-    "free": lambda cache, lease: cache.free(lease, []),
-    "release": lambda cache, lease: cache.release(lease),
-    "renew": lambda cache, lease: cache.renew(lease),
-}
-each_lease_verb = pytest.mark.parametrize("verb", LEASE_VERBS)
-
-
-@each_lease_verb
-def test_a_lease_that_never_was(held: Held, verb: str) -> None:
+def test_a_lease_that_never_was(held: Held) -> None:
     """The error names it."""
-    error = held.refuses(UnknownLease, LEASE_VERBS[verb], "never")
-    assert isinstance(error, UnknownLease)
-    assert error.lease_id == "never"
-    assert isinstance(error, KeyError)
-    assert "never" in str(error)
+    for act in LEASE_VERBS.values():
+        error = held.refuses(UnknownLease, act, "never")
+        assert isinstance(error, UnknownLease)
+        assert error.lease_id == "never"
+        assert isinstance(error, KeyError)
+        assert "never" in str(error)
 
 
-@each_lease_verb
-def test_a_lease_that_was_released(held: Held, verb: str) -> None:
+def test_a_lease_that_was_released(held: Held) -> None:
     """On a retry that means success, and nothing is decremented twice."""
     lease = held.caller.match_prefix([1, 2, 3], num_tokens=4)
     held.caller.release(lease)
-    for name in (lease, lease.lease_id):
-        error = held.refuses(UnknownLease, LEASE_VERBS[verb], name)
-        assert isinstance(error, UnknownLease)
-        assert error.lease_id == lease.lease_id
+    for act in LEASE_VERBS.values():
+        for name in (lease, lease.lease_id):
+            error = held.refuses(UnknownLease, act, name)
+            assert isinstance(error, UnknownLease)
+            assert error.lease_id == lease.lease_id
 
 
-@each_lease_verb
-def test_a_lease_that_expired(open_route: OpenRoute, verb: str) -> None:
+def test_a_lease_that_expired(open_route: OpenRoute) -> None:
     """It is told from one that was released: what its blocks hold may be overwritten by now."""
     route = open_route(num_blocks=8, block_size=2, lease_ttl_s=10)
     cache = route.caller()
     lease = cache.match_prefix([1, 2, 3], num_tokens=4)
     cache.insert(lease, [1, 2, 3])
     route.advance(10)
-    assert counters(cache.stats()) == Counters(free=7, leased=0, cached=1, evictable=1, protected=0)
-    with pytest.raises(LeaseExpired) as caught:
-        LEASE_VERBS[verb](cache, lease)
-    assert caught.value.lease_id == lease.lease_id
-    assert isinstance(caught.value, UnknownLease | TimeoutError)
-    assert counters(cache.stats()).free == 7
+    for act in LEASE_VERBS.values():
+        with pytest.raises(LeaseExpired) as caught:
+            act(cache, lease)
+        assert caught.value.lease_id == lease.lease_id
+        assert isinstance(caught.value, UnknownLease)
+        assert isinstance(caught.value, TimeoutError)
+        assert counters(cache.stats()) == Counters(free=7, leased=0, cached=1, evictable=1, protected=0)
 
 
-@pytest.mark.parametrize("verb", ["allocate", "free", "renew", "release"])
-def test_a_stale_lease_can_still_be_wound_up(held: Held, verb: str) -> None:
+def test_a_stale_lease_can_still_be_wound_up(held: Held) -> None:
     """A request that runs with old weights may end in its own time."""
     held.caller.reset()
-    LEASE_VERBS[verb](held.caller, held.lease)
-    if verb != "release":
-        held.caller.release(held.lease)
+    for verb in ("allocate", "free", "renew", "release"):
+        LEASE_VERBS[verb](held.caller, held.lease)
     assert counters(held.caller.stats()) == Counters(free=8, leased=0, cached=0, evictable=0, protected=0)
 
 
-@pytest.mark.parametrize("verb", ["insert", "fork"])
-def test_a_stale_lease_publishes_nothing(held: Held, verb: str) -> None:
+def test_a_stale_lease_publishes_nothing(held: Held) -> None:
     """Nor is anything matched through it."""
     held.caller.reset()
-    error = held.refuses(StaleLease, LEASE_VERBS[verb], held.lease)
-    assert isinstance(error, StaleLease)
-    assert error.lease_id == held.lease.lease_id
-    assert isinstance(error, RuntimeError)
+    for verb in ("insert", "fork"):
+        error = held.refuses(StaleLease, LEASE_VERBS[verb], held.lease)
+        assert isinstance(error, StaleLease)
+        assert error.lease_id == held.lease.lease_id
+        assert isinstance(error, RuntimeError)
 
 
-@each_lease_verb
-def test_a_lease_goes_by_its_id_as_well(held: Held, verb: str) -> None:
+def test_a_lease_goes_by_its_id_as_well(held: Held) -> None:
     """From any client, who may not have the object."""
-    LEASE_VERBS[verb](held.caller, held.lease.lease_id)
+    for act in LEASE_VERBS.values():
+        act(held.caller, held.lease.lease_id)
+    assert held.caller.stats().num_leases == 1, "only the fork is left"
 
 
 def test_exhausted_says_what_was_needed_and_what_there_is(held: Held) -> None:

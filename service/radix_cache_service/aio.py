@@ -216,7 +216,8 @@ async def _beat_on(ref: weakref.ref[AsyncClient], woken: asyncio.Event, wait_s: 
     """Beat for a client until that is closed or forgotten."""
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(woken.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await woken.wait()
         woken.clear()
         client = ref()
         if client is None:

@@ -16,13 +16,13 @@ from google.protobuf.message import Message
 from radix_cache import Lease, operations
 from radix_cache.errors import InvalidArgument, InvalidTokens, RadixCacheError
 from radix_cache.operations import InsertResult, Invalid, MatchPrefix, Operation, Outcome
-from radix_cache.stats import TreeNode
+from radix_cache.stats import Stats, TreeNode
 from radix_cache.tokens import TOKEN_BYTES
 from radix_cache_service.errors import to_status
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.wire import read_block_ids, read_tokens
 
-__all__ = ["Limits", "answer", "node_of", "read_batch", "read_request", "result_of"]
+__all__ = ["Limits", "answer", "node_of", "read_batch", "read_request", "result_of", "stats_of"]
 
 _ANSWER_BYTES = 512
 _MOST_ID_BYTES = 5  # one listed by itself
@@ -255,6 +255,21 @@ def node_of(row: TreeNode) -> pb.TreeNode:
         age=row.age,
         tokens=row.tokens,
         blocks=row.block_ids,
+    )
+
+
+def stats_of(stats: Stats) -> pb.GetStatsResponse:
+    """Return what the cache says of itself, without what the server adds."""
+    return pb.GetStatsResponse(
+        num_free_blocks=stats.num_free_blocks,
+        num_leased_blocks=stats.num_leased_blocks,
+        num_cached_blocks=stats.num_cached_blocks,
+        num_evictable_blocks=stats.num_evictable_blocks,
+        num_protected_blocks=stats.num_protected_blocks,
+        num_leases=stats.num_leases,
+        num_nodes=stats.num_nodes,
+        num_namespaces=stats.num_namespaces,
+        counters=stats.counters,
     )
 
 

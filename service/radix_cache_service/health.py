@@ -6,11 +6,11 @@ up the end of the server for the whole of its grace.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-import grpc
 from grpc_health.v1 import health, health_pb2
+
+from radix_cache_service.streams import OpenStreams
 
 __all__ = ["Health"]
 
@@ -18,12 +18,12 @@ _States = health_pb2.HealthCheckResponse
 
 
 class Health(health.aio.HealthServicer):
-    """Speaks of "" and of ``service``."""
+    """Speaks of "" and of ``service``. Its watches end with ``streams``, and do not count there."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, streams: OpenStreams) -> None:
         super().__init__()
         self._service = service
-        self._watches: set[asyncio.Task[Any]] = set()
+        self._streams = streams
 
     async def start(self) -> None:
         """Not alive yet; to be called before any port opens."""
@@ -39,21 +39,6 @@ class Health(health.aio.HealthServicer):
         """Alive, but to be sent no more calls."""
         await self.set(self._service, _States.NOT_SERVING)
 
-    def end_watches(self) -> None:
-        """End all open watches with UNAVAILABLE."""
-        for watch in self._watches:
-            watch.cancel("ending")
-
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
         """Send the state, and each change of it, until the client has enough or the server ends."""
-        watch = asyncio.current_task()
-        assert watch is not None
-        self._watches.add(watch)
-        try:
-            await super().Watch(request, context)
-        except asyncio.CancelledError as cancelled:
-            if cancelled.args != ("ending",):
-                raise
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
-        finally:
-            self._watches.discard(watch)
+        await self._streams.wait(context, super().Watch(request, context))

@@ -49,7 +49,7 @@ class Server:
         self._config = config
         self._locks: list[tuple[Path, IO[str]]] = []
         self.servicer = Servicer(config)
-        self._health = Health(SERVICE_NAME)
+        self._health = Health(SERVICE_NAME, self.servicer.streams)
         self._server = grpc.aio.server(options=_options(config))
         pb_grpc.add_PrefixCacheServiceServicer_to_server(self.servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -123,7 +123,6 @@ class Server:
         await self._health.unready()
         await asyncio.sleep(self._config.drain_delay_s)
         self.servicer.drain()
-        self._health.end_watches()
         await self._server.stop(self._config.grace_s)
         self._expiry.cancel()
         self._unlock()

@@ -28,12 +28,13 @@ import radix_cache
 from radix_cache import Lease, PrefixCache
 from radix_cache.operations import Allocate, MatchPrefix, Operation, Outcome
 from radix_cache_service.config import ServerConfig
-from radix_cache_service.convert import Limits, answer, node_of, read_batch, read_request, result_of
+from radix_cache_service.convert import Limits, answer, node_of, read_batch, read_request, result_of, stats_of
 from radix_cache_service.errors import LayoutMismatch, to_status
 from radix_cache_service.metrics import CallMetrics
 from radix_cache_service.openings import Openings
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
+from radix_cache_service.streams import OpenStreams
 from radix_cache_service.waiting import WaitingLine
 
 __all__ = ["Servicer"]
@@ -60,14 +61,13 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         self._started = time.monotonic()
         self._openings = Openings()
         self._line = WaitingLine(config.num_blocks - config.num_reserved_blocks)
-        self._num_streams = 0
+        self.streams = OpenStreams(config.max_streams)
         self._sweeps: set[asyncio.Task[None]] = set()
         self._until_settled = _SETTLED_EVERY
-        self._is_draining = asyncio.Event()
 
     def drain(self) -> None:
         """End all open streams and all waiting; their clients find another server, or this one later."""
-        self._is_draining.set()
+        self.streams.end()
         self._line.close()
 
     def state(self) -> pb.ServerState:
@@ -90,7 +90,8 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
             except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
                 status = to_status(error)
             except asyncio.CancelledError:
-                if context.cancelled():
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # by the caller; the context doesn't tell
                     code = grpc.StatusCode.CANCELLED
                     raise
                 status = Status(code=grpc.StatusCode.ABORTED.value[0], message="cancelled by the server: try again")
@@ -234,65 +235,37 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         )
         return pb.BatchResponse(state=self.state(), results=results, seq=batch.seq)
 
-    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def Session(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
         """Answer batches in order until the client ends the stream, or the server drains."""
-        async for request in self._stream("Session", request_iterator, context):
-            started = time.perf_counter()
-            try:
-                response = pb.SessionResponse(batch=self._run_batch(request.batch))
-                code = "OK"
-            except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
-                response = pb.SessionResponse(error=to_status(error))
-                code = _code(response.error).name
-            self.metrics.record("Session", code, time.perf_counter() - started)
-            self._after_call()
-            yield response
+        async with self.streams.opened(context):
+            while (request := await self.streams.read(context)) is not grpc.aio.EOF:
+                await context.write(self._answer_batch(request.batch))
 
-    async def _stream(self, method: str, messages: Any, context: Any) -> AsyncIterator[Any]:
-        """Yield the messages of a stream; end it when the server drains. Refuse one too many."""
-        if self._num_streams >= self._config.max_streams:
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{method}: {self._config.max_streams} streams are open, the most here",
-            )
-        self._num_streams += 1
-        draining = asyncio.ensure_future(self._is_draining.wait())
-        arriving = aiter(messages)
+    def _answer_batch(self, batch: pb.BatchRequest) -> pb.SessionResponse:
+        """Run a batch of a stream; one that is refused as a whole does not end it."""
+        started = time.perf_counter()
+        code = grpc.StatusCode.OK
         try:
-            while True:
-                message = asyncio.ensure_future(anext(arriving, None))
-                await asyncio.wait((message, draining), return_when=asyncio.FIRST_COMPLETED)
-                if not message.done():
-                    message.cancel()
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
-                received = message.result()
-                if received is None:
-                    return
-                yield received
+            return pb.SessionResponse(batch=self._run_batch(batch))
+        except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
+            status = to_status(error)
+            code = _code(status)
+            return pb.SessionResponse(error=status)
         finally:
-            draining.cancel()
-            self._num_streams -= 1
+            self.metrics.record("Session", code.name, time.perf_counter() - started)
+            self._after_call()
 
     # What the server says of itself.
 
     async def GetStats(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         async def run() -> Any:
-            stats = self.cache.stats()
-            return pb.GetStatsResponse(
-                state=self.state(),
-                num_free_blocks=stats.num_free_blocks,
-                num_leased_blocks=stats.num_leased_blocks,
-                num_cached_blocks=stats.num_cached_blocks,
-                num_evictable_blocks=stats.num_evictable_blocks,
-                num_protected_blocks=stats.num_protected_blocks,
-                num_leases=stats.num_leases,
-                num_nodes=stats.num_nodes,
-                num_namespaces=stats.num_namespaces,
-                counters=stats.counters,
-                uptime_s=time.monotonic() - self._started,
-                num_calls=self.metrics.num_calls,
-                latencies=self.metrics.latencies(),
-            )
+            said = stats_of(self.cache.stats())
+            said.state.CopyFrom(self.state())
+            said.uptime_s = time.monotonic() - self._started
+            said.num_calls.update(self.metrics.num_calls)
+            for method, latency in self.metrics.latencies().items():
+                said.latencies[method].CopyFrom(latency)
+            return said
 
         return await self._answer("GetStats", context, run)
 
