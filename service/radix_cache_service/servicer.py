@@ -1,4 +1,4 @@
-"""The RPCs. Each turns a message into operations, runs them on the cache, and answers.
+"""The RPCs: each hands its message to `radix_cache_service.runner` and answers with what comes of it, or a status.
 
 Handlers are coroutines on one event loop, and none awaits between two steps of one change: the loop is the only lock
 that the tree needs, and a stream costs a task, not a thread. (A thread pool does half as many calls/s again at 16 in
@@ -15,9 +15,9 @@ client named the lease, and can ask for it again or release it; a client that is
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,54 +25,37 @@ from google.rpc.status_pb2 import Status
 from grpc.aio import ServicerContext
 
 import radix_cache
-from radix_cache import Lease, PrefixCache
-from radix_cache.operations import Allocate, MatchPrefix, Operation, Outcome
 from radix_cache_service.config import ServerConfig
-from radix_cache_service.convert import Limits, answer, node_of, read_batch, read_request, result_of, stats_of
+from radix_cache_service.convert import node_of, stats_of
 from radix_cache_service.errors import LayoutMismatch, to_status
 from radix_cache_service.metrics import CallMetrics
-from radix_cache_service.openings import Openings
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
+from radix_cache_service.runner import Runner
 from radix_cache_service.streams import OpenStreams
-from radix_cache_service.waiting import WaitingLine
 
 __all__ = ["Servicer"]
 
 _DUMPED_AT_ONCE = 256
 _MAX_DUMPED_NODES = 100_000
 _MAX_DUMPED_SPAN = 1024  # tokens: with as many ids at block size 1, a piece has 2 MiB at most
-_INTERNAL = grpc.StatusCode.INTERNAL.value[0]
-_LAST_WORD_S = 0.05
-_SETTLED_EVERY = 2000  # calls between two rests of the garbage collector
 
 
 class Servicer(pb_grpc.PrefixCacheServiceServicer):
-    """Serves one `PrefixCache`. epoch: random, new at each start."""
+    """Serves one cache."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self.cache: PrefixCache = config.make_cache()
         self.metrics = CallMetrics()
-        self.epoch = os.urandom(8).hex()
-        self._config = config
-        self._limits = Limits(
-            config.max_tokens, config.max_operations, config.max_message_bytes, config.block_size, config.num_blocks
-        )
-        self._started = time.monotonic()
-        self._openings = Openings()
-        self._line = WaitingLine(config.num_blocks - config.num_reserved_blocks)
+        self.runner = Runner(config, self.metrics)
+        self.cache = self.runner.cache
         self.streams = OpenStreams(config.max_streams)
-        self._sweeps: set[asyncio.Task[None]] = set()
-        self._until_settled = _SETTLED_EVERY
+        self._config = config
+        self._started = time.monotonic()
 
     def drain(self) -> None:
         """End all open streams and all waiting; their clients find another server, or this one later."""
         self.streams.end()
-        self._line.close()
-
-    def state(self) -> pb.ServerState:
-        """What is said in every answer."""
-        return pb.ServerState(epoch=self.epoch, num_available_blocks=self.cache.num_available_blocks)
+        self.runner.line.close()
 
     # Every unary call goes through here.
 
@@ -99,59 +82,28 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
             await context.abort(code, status.message, (("grpc-status-details-bin", status.SerializeToString()),))
         finally:
             self.metrics.record(method, code.name, time.perf_counter() - started)
-            self._after_call()
-
-    def _after_call(self) -> None:
-        self._line.stir()
-        self._until_settled -= 1
-        if not self._until_settled:
-            self._until_settled = _SETTLED_EVERY
-            radix_cache.settle_gc()
+            self.runner.after_call()
 
     async def _verb(self, method: str, request: Any, context: ServicerContext[Any, Any]) -> Any:
-        """Serve a unary verb: one operation, one answer."""
+        """Serve a verb that is one operation and does not wait."""
 
         async def run() -> Any:
-            operation = read_request(request, self._limits)
-            if getattr(request, "wait", False):
-                value = await self._run_when_there_are_blocks(operation, request.engine_id, context.time_remaining())
-            else:
-                value = self._run_one(operation, request.engine_id)
-            response = answer(request, value)
-            response.state.CopyFrom(self.state())
-            return response
+            return self.runner.verb(request)
 
         return await self._answer(method, context, run)
 
-    async def _run_when_there_are_blocks(self, operation: Operation, engine_id: str, remaining_s: float | None) -> Any:
-        """Wait for blocks until shortly before the deadline, so that the answer still gets through."""
-        timeout_s = None if remaining_s is None else remaining_s - min(_LAST_WORD_S, remaining_s / 10)
-        goes_first = isinstance(operation, Allocate)
-        return await self._line.run(lambda: self._run_one(operation, engine_id), timeout_s, goes_first=goes_first)
-
-    def _run_one(self, operation: Operation, engine_id: str) -> Any:
-        """Run an operation that is a call of its own; return its value or raise its error."""
-        if isinstance(operation, MatchPrefix):
-            opened = self._openings.find(operation, engine_id)
-            if opened is not None and self._is_live(opened, engine_id):
-                return opened
-        outcome = self.cache.run([operation], engine_id=engine_id or None)[0]
-        if outcome.error is not None:
-            raise outcome.error
-        if isinstance(operation, MatchPrefix):
-            self._openings.note(operation, engine_id, outcome.value)
-        return outcome.value
-
-    def _is_live(self, lease: Lease, engine_id: str) -> bool:
-        """Tell whether the cache still has it; to allocate nothing renews it and changes nothing."""
-        nothing = Allocate(lease.lease_id, num_blocks=0)
-        return self.cache.run([nothing], engine_id=engine_id or None)[0].error is None
+    async def _patient_verb(self, method: str, request: Any, context: ServicerContext[Any, Any]) -> Any:
+        """Serve a verb that waits for blocks if it is asked to."""
+        if not request.wait:
+            return await self._verb(method, request, context)
+        run = partial(self.runner.verb_with_patience, request, context.time_remaining())
+        return await self._answer(method, context, run)
 
     async def MatchPrefix(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
-        return await self._verb("MatchPrefix", request, context)
+        return await self._patient_verb("MatchPrefix", request, context)
 
     async def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
-        return await self._verb("Allocate", request, context)
+        return await self._patient_verb("Allocate", request, context)
 
     async def Insert(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         return await self._verb("Insert", request, context)
@@ -170,72 +122,25 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
             return await self._verb("Renew", request, context)
 
         async def run() -> Any:
-            self.cache.heartbeat(request.engine_id)
-            return pb.RenewResponse(state=self.state())
+            return self.runner.heartbeat(request.engine_id)
 
         return await self._answer("Renew", context, run)
 
     async def Evict(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
-        async def run() -> Any:
-            operation: Any = read_request(request, self._limits)
-            self._heard(request.engine_id)
-            num_evicted = 0
-            for num_evicted in self.cache.evict_steps(operation.num_blocks):  # noqa: B007
-                await asyncio.sleep(0)
-            return pb.EvictResponse(state=self.state(), num_evicted_blocks=num_evicted)
-
-        return await self._answer("Evict", context, run)
+        return await self._answer("Evict", context, partial(self.runner.evict, request))
 
     async def Reset(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
-        async def run() -> Any:
-            operation: Any = read_request(request, self._limits)
-            self._heard(request.engine_id)
-            sweep = asyncio.create_task(self._sweep(operation))
-            self._sweeps.add(sweep)
-            sweep.add_done_callback(self._sweeps.discard)
-            await asyncio.shield(sweep)  # it goes on to its end although the caller may leave
-            return pb.ResetResponse(state=self.state())
-
-        return await self._answer("Reset", context, run)
-
-    async def _sweep(self, operation: Any) -> None:
-        for _ in self.cache.reset_steps(operation.namespace, operation.tokens):
-            await asyncio.sleep(0)
-
-    def _heard(self, engine_id: str) -> None:
-        if engine_id:
-            self.cache.heartbeat(engine_id)
+        return await self._answer("Reset", context, partial(self.runner.reset, request))
 
     # Many operations at once.
 
     async def Batch(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         async def run() -> Any:
-            return self._run_batch(request)
+            return self.runner.batch(request)
 
         return await self._answer("Batch", context, run)
 
-    def _run_batch(self, batch: pb.BatchRequest) -> pb.BatchResponse:
-        requests, asked = read_batch(batch, self._limits)
-        paired = iter(requests)
-
-        def encode(operation: Operation, outcome: Outcome) -> pb.OperationResult:
-            if isinstance(operation, MatchPrefix) and outcome.error is None:
-                self._openings.note(operation, batch.engine_id, outcome.value)
-            result = result_of(next(paired), outcome)
-            if result.error.code == _INTERNAL:
-                self.metrics.num_calls["Batch.operation/INTERNAL"] += 1
-            return result
-
-        results = self.cache.run(
-            asked,
-            engine_id=batch.engine_id or None,
-            seq=batch.seq or None,
-            strict=batch.strict,
-            encode=encode,
-        )
-        return pb.BatchResponse(state=self.state(), results=results, seq=batch.seq)
-
-    async def Session(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+    async def Session(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         """Answer batches in order until the client ends the stream, or the server drains."""
         async with self.streams.opened(context):
             while (request := await self.streams.read(context)) is not grpc.aio.EOF:
@@ -246,21 +151,21 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         started = time.perf_counter()
         code = grpc.StatusCode.OK
         try:
-            return pb.SessionResponse(batch=self._run_batch(batch))
+            return pb.SessionResponse(batch=self.runner.batch(batch))
         except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
             status = to_status(error)
             code = _code(status)
             return pb.SessionResponse(error=status)
         finally:
             self.metrics.record("Session", code.name, time.perf_counter() - started)
-            self._after_call()
+            self.runner.after_call()
 
     # What the server says of itself.
 
     async def GetStats(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         async def run() -> Any:
             said = stats_of(self.cache.stats())
-            said.state.CopyFrom(self.state())
+            said.state.CopyFrom(self.runner.state())
             said.uptime_s = time.monotonic() - self._started
             said.num_calls.update(self.metrics.num_calls)
             for method, latency in self.metrics.latencies().items():
@@ -274,7 +179,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
             self._check_layout(request)
             said = self.cache.describe()
             return pb.DescribeResponse(
-                state=self.state(),
+                state=self.runner.state(),
                 block_size=said.block_size,
                 num_blocks=said.num_blocks,
                 num_reserved_blocks=said.num_reserved_blocks,
@@ -319,7 +224,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         while True:
             await asyncio.sleep(interval_s)
             self.cache.stats()
-            self._line.stir()
+            self.runner.line.stir()
 
 
 def _code(status: Status) -> grpc.StatusCode:

@@ -1,0 +1,146 @@
+"""Unary calls that wait for blocks: order, deadlines, cancellation, the end of the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from service_process import ServerProcess, reason_of, stub_to
+
+from radix_cache_service.pb import prefix_cache_pb2 as pb
+
+DEADLINE_S = 20
+
+
+@pytest.fixture
+def full() -> Iterator[Any]:
+    """A stub to a server whose eight blocks are leased: seven to "large", one to "small"."""
+    with ServerProcess(lease_ttl_s=60) as server, stub_to(server.address) as stub:
+        for lease_id, num_blocks in (("large", 7), ("small", 1)):
+            stub.MatchPrefix(pb.MatchPrefixRequest(lease_id=lease_id, num_blocks=num_blocks), timeout=DEADLINE_S)
+        yield stub
+
+
+def matching(stub: Any, lease_id: str, num_blocks: int, deadline_s: float = DEADLINE_S) -> Any:
+    """Start a match that waits."""
+    request = pb.MatchPrefixRequest(lease_id=lease_id, num_blocks=num_blocks, wait=True)
+    return in_line(stub, stub.MatchPrefix.future(request, timeout=deadline_s))
+
+
+def allocating(stub: Any, lease_id: str, num_blocks: int) -> Any:
+    """Start an allocation that waits."""
+    request = pb.AllocateRequest(lease_id=lease_id, num_blocks=num_blocks, wait=True)
+    return in_line(stub, stub.Allocate.future(request, timeout=DEADLINE_S))
+
+
+def in_line(stub: Any, call: Any) -> Any:
+    """Let the call arrive: what is sent later on the same connection is answered later."""
+    for _ in range(3):
+        stub.Probe(pb.ProbeRequest(), timeout=DEADLINE_S)
+    assert not call.done()
+    return call
+
+
+def release(stub: Any, lease_id: str) -> None:
+    stub.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=DEADLINE_S)
+
+
+def stats_of(stub: Any) -> pb.GetStatsResponse:
+    return stub.GetStats(pb.GetStatsRequest(), timeout=DEADLINE_S)
+
+
+def code_of(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return reason_of(caught.value)
+
+
+def test_a_call_gets_its_blocks_when_they_come_back(full: Any) -> None:
+    waiting = matching(full, "new", 3)
+    release(full, "small")
+    in_line(full, waiting)  # one is not enough
+    release(full, "large")
+    assert len(waiting.result().block_table) == 3 * 4
+    assert (stats_of(full).num_free_blocks, stats_of(full).num_leases) == (5, 1)
+
+
+def test_without_the_wish_nothing_waits(full: Any) -> None:
+    started = time.monotonic()
+    request = pb.MatchPrefixRequest(num_blocks=1)
+    assert code_of(lambda: full.MatchPrefix(request, timeout=DEADLINE_S))[1] == "POOL_EXHAUSTED"
+    assert time.monotonic() - started < 5
+
+
+def test_first_come_first_served(full: Any) -> None:
+    many, few = matching(full, "many", 6), matching(full, "few", 1)
+    release(full, "small")
+    in_line(full, few)  # the one that is free is kept for the first
+    release(full, "large")
+    assert len(many.result().block_table) == 6 * 4
+    assert len(few.result().block_table) == 1 * 4
+
+
+def test_allocations_go_before_matches(full: Any) -> None:
+    new, grown = matching(full, "new", 6), allocating(full, "small", 3)
+    release(full, "large")
+    assert len(grown.result().added_blocks) == 3 * 4
+    in_line(full, new)
+    release(full, "small")
+    assert len(new.result().block_table) == 6 * 4
+
+
+def test_just_before_the_deadline_it_says_what_is_missing(full: Any) -> None:
+    waiting = matching(full, "new", 2, deadline_s=0.5)
+    found = code_of(waiting.result)
+    assert found == (grpc.StatusCode.RESOURCE_EXHAUSTED, "POOL_EXHAUSTED", {"needed": "2", "available": "0"})
+    release(full, "large")
+    assert stats_of(full).num_leases == 1
+
+
+def test_what_the_pool_can_never_have_is_not_waited_for(full: Any) -> None:
+    request = pb.MatchPrefixRequest(num_blocks=9, wait=True)
+    assert code_of(lambda: full.MatchPrefix(request, timeout=DEADLINE_S))[2] == {"needed": "9", "available": "0"}
+
+
+def test_a_caller_that_leaves_takes_nothing_and_holds_up_nobody(full: Any) -> None:
+    first, second = matching(full, "first", 7), matching(full, "second", 2)
+    first.cancel()
+    release(full, "large")
+    assert len(second.result().block_table) == 2 * 4
+    stats = stats_of(full)
+    assert (stats.num_free_blocks, stats.num_leases) == (5, 2)
+    assert stats.num_calls["MatchPrefix/CANCELLED"] == 1
+
+
+def test_a_lease_that_goes_while_it_waits(full: Any) -> None:
+    waiting = allocating(full, "small", 5)
+    release(full, "small")
+    assert code_of(waiting.result)[1] == "UNKNOWN_LEASE"
+
+
+def test_leases_that_run_out_let_the_others_on() -> None:
+    with ServerProcess(lease_ttl_s=0.4) as server, stub_to(server.address) as stub:
+        stub.MatchPrefix(pb.MatchPrefixRequest(num_blocks=8), timeout=DEADLINE_S)
+        assert len(matching(stub, "new", 8).result().block_table) == 8 * 4
+
+
+def test_the_end_of_the_server_ends_the_waiting() -> None:
+    server = ServerProcess(grace_s=10)
+    with stub_to(server.address) as stub:
+        stub.MatchPrefix(pb.MatchPrefixRequest(num_blocks=8), timeout=DEADLINE_S)
+        waiting = matching(stub, "new", 1)
+        server.process.terminate()
+        assert code_of(waiting.result)[1] == "POOL_EXHAUSTED"
+    assert server.finish(5)[0] == 0
+
+
+def test_many_waiting_calls_all_get_their_turn() -> None:
+    with ServerProcess() as server, stub_to(server.address) as stub:
+        stub.MatchPrefix(pb.MatchPrefixRequest(lease_id="0", num_blocks=8), timeout=DEADLINE_S)
+        waiting = [matching(stub, str(number), 8) for number in range(1, 20)]
+        for number, call in enumerate(waiting):
+            release(stub, str(number))
+            assert call.result().lease_id == str(number + 1)
