@@ -49,6 +49,7 @@ class PrefixIndex:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
+        self._visit = policy.visit
         self.now = 0
         self.num_cached_blocks = 0
         self.num_protected_blocks = 0
@@ -162,7 +163,7 @@ class PrefixIndex:
         while above is not None:
             above.last_access = now
             above = above.parent
-        self.policy.visit(node, is_insert, counted)
+        self._visit(node, is_insert, counted)
 
     def hold(self, node: Node, is_insert: bool, counted: Node | None = None) -> None:
         """Touch the path through ``node`` and protect it, once more. O(depth)."""
@@ -181,7 +182,7 @@ class PrefixIndex:
             above.last_access = now
             above = above.parent
         self.num_protected_blocks += num_bytes // BLOCK_ID_BYTES
-        self.policy.visit(node, is_insert, counted)
+        self._visit(node, is_insert, counted)
 
     def unlock(self, node: Node) -> bytes:
         """Undo the lock of one `hold`; touches nothing. O(depth).

@@ -14,7 +14,7 @@ from typing import Any
 from radix_cache.errors import IntegrityError, InvalidBlocks, UnknownLease
 from radix_cache.index import FrozenNode, PrefixIndex
 from radix_cache.node import BLOCK_ID_BYTES, Node
-from radix_cache.operations import InsertResult, Namespace, check_count, check_namespace
+from radix_cache.operations import MAX_TOKENS, InsertResult, Namespace, check_count, check_namespace
 from radix_cache.policies import EvictionPolicy, make_policy
 from radix_cache.tokens import TOKEN_BYTES, BlockIds, TokenIds, as_block_ids, pack_tokens
 
@@ -100,8 +100,12 @@ class RadixTree:
         ``max_tokens`` caps the match. Mutates: cuts a node that is matched in part. O(tokens), a memcmp for each node.
         Raises `InvalidTokens`, `InvalidArgument`.
         """
-        data, limit = self._bounded(tokens, max_tokens)
+        data = tokens if type(tokens) is bytes and not len(tokens) % TOKEN_BYTES else pack_tokens(tokens)
         index = self._index
+        limit = len(data)
+        if max_tokens is not None:
+            limit = min(limit, check_count(max_tokens, "max_tokens", most=MAX_TOKENS) * TOKEN_BYTES)
+        limit -= limit % index.block_bytes
         root = index.roots.get(() if namespace == () else check_namespace(namespace))
         parts: list[bytes] = []
         match = Match(self, None, 0, parts)
@@ -115,13 +119,6 @@ class RadixTree:
                 match.num_tokens = (at + covered) // TOKEN_BYTES
         self._held.add(match)
         return match
-
-    def _bounded(self, tokens: TokenIds, max_tokens: int | None) -> tuple[bytes, int]:
-        data = tokens if type(tokens) is bytes and not len(tokens) % TOKEN_BYTES else pack_tokens(tokens)
-        limit = len(data)
-        if max_tokens is not None:
-            limit = min(limit, check_count(max_tokens, "max_tokens", most=2**62) * TOKEN_BYTES)
-        return data, self._index.whole(limit)
 
     def release(self, match: Match) -> array[int]:
         """Undo the lock of ``match``, once. Touches nothing. O(depth).
@@ -233,11 +230,11 @@ class RadixTree:
 
     def probe(self, tokens: TokenIds, namespace: Namespace = ()) -> int:
         """Return how many tokens `match_prefix` would match. Changes nothing: no lock, no touch, no cut."""
-        data, limit = self._bounded(tokens, None)
+        data = pack_tokens(tokens)
         root = self._index.roots.get(check_namespace(namespace))
         if root is None:
             return 0
-        _, at, _, covered = self._index.walk(root, data, 0, limit, [])
+        _, at, _, covered = self._index.walk(root, data, 0, self._index.whole(len(data)), [])
         return (at + covered) // TOKEN_BYTES
 
     def check_integrity(self) -> None:

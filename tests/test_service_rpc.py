@@ -160,7 +160,7 @@ def test_describe_and_layout(stub: Stub) -> None:
     assert (said.block_size, said.num_blocks, said.num_reserved_blocks, said.policy) == (2, 8, 0, "lru")
     assert (said.max_tokens, said.max_operations, said.lease_ttl_s, said.growth_share) == (1000, 8, 60, 0)
     assert said.version
-    for wrong in ({"block_size": 16}, {"layout_fingerprint": "bf16"}):
+    for wrong in ({"block_size": 16}, {"layout_fingerprint": "bf16"}, {"layout_fingerprint": "x" * 100_000}):
         code, reason, _ = refusal(lambda wrong=wrong: stub.Describe(pb.DescribeRequest(**wrong)))
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "LAYOUT_MISMATCH")
 

@@ -32,15 +32,21 @@ class LRU(EvictionPolicy):
         self._heap: list[tuple[int, int, Node]] = []
         self._num_pushed = 0
 
-    def touch(self, leaf: Node) -> None:
-        """Move ``leaf`` to the newest end."""
-        previous, following, ends = leaf.prev, leaf.next, self._ends
+    def visit(self, node: Node, is_insert: bool, counted: Node | None) -> None:
+        """Move ``node``, if it is a leaf, to the newest end."""
+        if node.children is not None:
+            return
+        previous, following, ends = node.prev, node.next, self._ends
         if previous is not None and following is not None:
             previous.next, following.prev = following, previous
-        leaf.rank = None
-        leaf.prev = newest = ends.prev
-        leaf.next = ends
-        newest.next = ends.prev = leaf  # type: ignore[union-attr]
+        node.rank = None
+        node.prev = newest = ends.prev
+        node.next = ends
+        newest.next = ends.prev = node  # type: ignore[union-attr]
+
+    def touch(self, leaf: Node) -> None:
+        """Move ``leaf`` to the newest end."""
+        self.visit(leaf, False, None)
 
     def add(self, leaf: Node) -> None:
         """Take ``leaf`` up at the place that its last access gives it."""

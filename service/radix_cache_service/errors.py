@@ -34,6 +34,8 @@ __all__ = ["DOMAIN", "LayoutMismatch", "from_call_error", "from_status", "to_sta
 
 DOMAIN = "radixcache.v1"
 
+_MOST_CHARACTERS = 1000  # a status travels in the trailers, which many a client limits to 8 KiB
+
 _log = logging.getLogger(__name__)
 
 
@@ -134,7 +136,7 @@ def to_status(error: BaseException) -> Status:
     )
     packed = AnyMessage()
     packed.Pack(info)
-    return Status(code=row.code.value[0], message=str(error), details=[packed])
+    return Status(code=row.code.value[0], message=str(error)[:_MOST_CHARACTERS], details=[packed])
 
 
 def from_status(status: Status) -> RadixCacheError:

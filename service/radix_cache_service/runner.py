@@ -1,7 +1,7 @@
 """Messages in, messages out: what the server does with its cache, and nothing of the transport.
 
-A handler of `radix_cache_service.servicer` calls one of these methods. None but the three coroutines awaits anything, so
-each runs as a whole; those give way between two pieces of work that are each whole.
+A handler of `radix_cache_service.servicer` calls one of these methods. None but the three coroutines awaits anything,
+so each runs as a whole; those give way between two pieces of work that are each whole.
 """
 
 from __future__ import annotations

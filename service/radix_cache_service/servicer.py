@@ -140,7 +140,9 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
 
         return await self._answer("Batch", context, run)
 
-    async def Session(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+    async def Session(  # type: ignore[override]  # noqa: N802 - the stubs know of generators only
+        self, request_iterator: Any, context: Any
+    ) -> None:
         """Answer batches in order until the client ends the stream, or the server drains."""
         async with self.streams.opened(context):
             while (request := await self.streams.read(context)) is not grpc.aio.EOF:

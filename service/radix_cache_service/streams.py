@@ -53,7 +53,7 @@ class OpenStreams:
                 raise  # the client has gone
         finally:
             self._waiting.discard(task)
-        await self._abort(context)
+        return await self._abort(context)
 
     async def read(self, context: Any) -> Any:
         """Return the stream's next message, or ``grpc.aio.EOF``."""
