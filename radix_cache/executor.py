@@ -262,8 +262,12 @@ class Executor:
             )
         stop = len(tokens) - len(tokens) % self.index.block_bytes
         overlap = min((published - offset) * TOKEN_BYTES, len(tokens))
-        known = self._overlapping(lease, tokens[:overlap], offset) if overlap else b""
-        overlap = min(overlap, stop)
+        known = b""
+        if overlap:
+            self._check_overlap(lease, tokens, offset, overlap)
+            overlap = min(overlap, stop)
+            first = offset // self._block_size * BLOCK_ID_BYTES
+            known = lease._published_ids()[first : first + overlap // self.index.block_bytes * BLOCK_ID_BYTES]
         num_new = (stop - overlap) // self.index.block_bytes
         if num_new > len(lease._private):
             raise InvalidBlocks(
@@ -278,23 +282,19 @@ class Executor:
             self._count_request(lease)
         return InsertResult(num_cached_tokens, array("i", known + canonical), redundant)
 
-    def _overlapping(self, lease: Lease, tokens: bytes, offset: int) -> bytes:
-        """Return the published ids of the whole blocks of ``tokens`` at ``offset``; all must be what is published
-        there.
+    def _check_overlap(self, lease: Lease, tokens: bytes, offset: int, overlap: int) -> None:
+        """Raise `InvalidTokens` unless the first ``overlap`` bytes of ``tokens`` are what is published at
+        ``offset``.
         """
         assert lease._node is not None
-        start = offset * TOKEN_BYTES
-        depth = lease.num_published_tokens * TOKEN_BYTES
-        ragged = len(tokens) % self.index.block_bytes
-        stop = start + len(tokens) + (self.index.block_bytes - ragged if ragged else 0)
-        known, block_ids = self.index.path_slice(lease._node, depth, start, stop)
-        if not known.startswith(tokens):
-            wrong = next(at for at in range(len(tokens)) if known[at] != tokens[at]) // TOKEN_BYTES
-            at = offset + wrong
+        start, depth = offset * TOKEN_BYTES, lease.num_published_tokens * TOKEN_BYTES
+        if not self.index.agrees(lease._node, depth, start, tokens, overlap):
+            known, _ = self.index.path_slice(lease._node, depth, start, depth)
+            wrong = next(at for at in range(overlap) if known[at] != tokens[at]) // TOKEN_BYTES
+            position = offset + wrong
             raise InvalidTokens(
-                f"the tokens contradict what lease {lease.lease_id!r} has published at position {at}", wrong
+                f"the tokens contradict what lease {lease.lease_id!r} has published at position {position}", wrong
             )
-        return block_ids[:-BLOCK_ID_BYTES] if ragged else block_ids
 
     def _publish(self, lease: Lease, tokens: bytes, start: int, stop: int) -> tuple[int, bytes, array[int]]:
         """Take bytes [start, stop) of ``tokens`` into the tree, behind what the lease has published.

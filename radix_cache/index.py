@@ -109,6 +109,24 @@ class PrefixIndex:
             above = above.parent
         return num_blocks
 
+    def agrees(self, node: Node, depth: int, start: int, tokens: bytes, length: int) -> bool:
+        """Tell whether the path has the first ``length`` bytes of ``tokens`` at byte ``start``; ``node`` ends at
+        ``depth``.
+
+        ``start`` is a whole block. A memcmp for each node that is read.
+        """
+        stop = start + length
+        above: Node | None = node
+        while above is not None and depth > start:
+            span, begin = above.tokens, depth - len(above.tokens)
+            if begin < stop:
+                if begin < start or depth > stop:
+                    span = span[max(start - begin, 0) : stop - begin]
+                if not tokens.startswith(span, max(begin - start, 0)):
+                    return False
+            depth, above = begin, above.parent
+        return True
+
     def path_slice(self, node: Node, depth: int, start: int, stop: int) -> tuple[bytes, bytes]:
         """Return tokens and block ids of bytes [start, stop) of the path whose end, ``node``, lies at byte ``depth``.
 

@@ -98,7 +98,7 @@ class Lease:
         version, table = self._table
         if version != self._version:
             version = self._version  # read before what it stands for: a change by another thread meanwhile shows later
-            table = array("i", b"".join(self._parts))
+            table = array("i", self._published_ids())
             table.extend(self._private)
             self._table = version, table
         return table
@@ -126,6 +126,10 @@ class Lease:
             self._redundant.update(redundant)
         self.num_published_tokens += num_blocks * self.block_size
         self._version += 1
+
+    def _published_ids(self) -> bytes:
+        """The published part of the table, packed."""
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
     def _check_return(self, block_ids: array[int]) -> int:
         """Return how many blocks ``block_ids`` would trim off the table; the others are redundant ones.
