@@ -22,7 +22,8 @@ TOKEN_BYTES = 4
 _BIG_ENDIAN = sys.byteorder == "big"
 _MAX_BLOCK_ID = 2**31 - 1
 _WIDE = "w" if "w" in typecodes else "u"  # 32-bit characters; "u" left Python in 3.16, "w" came in 3.13
-_BOOL_PROBES = 64
+_MAX_ASKED = 64
+_SCANNED_BYTES = 16 * 1024
 
 
 TokenIds: TypeAlias = "bytes | bytearray | memoryview | Sequence[int] | array[int] | Any"
@@ -107,22 +108,24 @@ def _has_bool(values: Sequence[Any], packed: bytes) -> bool:
     """Tell whether a bool hides among ``values``: ``array`` takes True for 1 and False for 0.
 
     Asking each value for its type costs four times what packing did, so only those that came out as 0 or 1 are asked.
-    They are found by reading the ids as the code points of a string, the one built-in that searches 32-bit items fast.
+    They are found by reading the ids as the code points of a string, the one built-in that searches 32-bit items fast;
+    in slices, because buffers above 128 KiB come fresh from the kernel each time, and page by page.
     """
-    try:
-        text = array(_WIDE, packed).tounicode()
-    except ValueError:  # an id beyond the last code point
-        return bool in set(map(type, values))
-    for suspect in "\0\1":
-        at = text.find(suspect)
-        for _ in range(_BOOL_PROBES):
-            if at < 0:
-                break
-            if isinstance(values[at], bool):
-                return True
-            at = text.find(suspect, at + 1)
-        else:
+    num_asked = 0
+    for start in range(0, len(packed), _SCANNED_BYTES):
+        try:
+            text = array(_WIDE, packed[start : start + _SCANNED_BYTES]).tounicode()
+        except ValueError:  # an id beyond the last code point
             return bool in set(map(type, values))
+        for suspect in "\0\1":
+            at = text.find(suspect)
+            while at >= 0:
+                num_asked += 1
+                if isinstance(values[start // TOKEN_BYTES + at], bool):
+                    return True
+                if num_asked > _MAX_ASKED:
+                    return bool in set(map(type, values))
+                at = text.find(suspect, at + 1)
     return False
 
 

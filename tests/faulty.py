@@ -17,11 +17,11 @@ class Faulty(LRU):
 
     name = "faulty"
 
-    def touch(self, leaf: Node) -> None:
+    def visit(self, node: Node, is_insert: bool, counted: Node | None) -> None:
         """Fail where the span begins with one of the tokens above."""
-        tokens = unpack_tokens(leaf.tokens)
+        tokens = unpack_tokens(node.tokens)
         if tokens[0] == RAISES:
             raise ValueError(f"these are the tokens of somebody else: {tokens.tolist()}")
         if tokens[0] == CANCELS:
             raise asyncio.CancelledError
-        super().touch(leaf)
+        super().visit(node, is_insert, counted)

@@ -93,6 +93,7 @@ class Remote:
 
         Past it the leases may have run out, and an engine must launch nothing that touches their blocks. None where
         leases don't run out, or there is none yet. Without an engine id, the earliest of what is known of each lease.
+        A server that begins anew has none of them: see `epoch`.
         """
         return self._books.valid_until
 
