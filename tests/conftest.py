@@ -16,9 +16,9 @@ from routes import ROUTES, Caller, Route  # noqa: E402
 
 # The default keeps the whole suite at a few minutes on two cores; "long" is what `make fuzz` runs for about ten.
 settings.register_profile(
-    "default", max_examples=60, stateful_step_count=40, deadline=None, print_blob=True, report_multiple_bugs=False
+    "default", max_examples=100, stateful_step_count=50, deadline=None, print_blob=True, report_multiple_bugs=False
 )
-settings.register_profile("long", parent=settings.get_profile("default"), max_examples=2_000, stateful_step_count=80)
+settings.register_profile("long", parent=settings.get_profile("default"), max_examples=700, stateful_step_count=80)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

@@ -37,7 +37,7 @@ def hearts() -> list[threading.Thread]:
 
 def test_a_heartbeat_keeps_leases_alive_while_no_call_comes(server: ServerProcess) -> None:
     with Client(server.address, engine_id=new_engine()) as client, Client(server.address) as silent:
-        assert not hearts()
+        wait_until(lambda: not hearts())
         kept = client.match_prefix([1], num_tokens=2)
         lost = silent.match_prefix([1], num_tokens=2)
         assert len(hearts()) == 1, "a client without an engine has none"
@@ -97,7 +97,7 @@ def test_one_engine_can_beat_for_another(server: ServerProcess) -> None:
 def test_a_client_that_is_forgotten_falls_silent(server: ServerProcess) -> None:
     client = Client(server.address, engine_id=new_engine())
     lease_id = client.match_prefix([1], num_tokens=2).lease_id
-    assert len(hearts()) == 1
+    wait_until(lambda: len(hearts()) == 1)
     del client
     gc.collect()
     wait_until(lambda: not hearts())

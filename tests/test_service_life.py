@@ -47,6 +47,22 @@ def test_a_second_server_on_the_port_fails_and_names_it() -> None:
         opens(first, first.address, "a")
 
 
+def test_another_name_for_the_port_is_no_way_in() -> None:
+    with ServerProcess() as first:
+        port = first.address.rpartition(":")[2]
+        for host in ("localhost", "0.0.0.0", "[::]"):
+            with pytest.raises(StartFailed, match=re.escape(f"{host}:{port}")):
+                ServerProcess(f"{host}:{port}")
+
+
+def test_a_host_by_name() -> None:
+    with ServerProcess("localhost:0") as server:
+        assert server.address.startswith("localhost:")
+        opens(server, server.address, "a")
+    with pytest.raises(StartFailed, match=re.escape("no.such.host.invalid:1")):
+        ServerProcess("no.such.host.invalid:1")
+
+
 def test_all_addresses_or_none(tmp_path: Path) -> None:
     path = tmp_path / "cache.sock"
     with ServerProcess() as first:

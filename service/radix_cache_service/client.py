@@ -228,7 +228,8 @@ class _Heart(threading.Thread):
     def __init__(self, client: Client) -> None:
         super().__init__(name="radix-cache heartbeat", daemon=True)
         self.woken = threading.Event()
-        self._client = weakref.ref(client)
+        woken = self.woken
+        self._client = weakref.ref(client, lambda _: woken.set())
         self._wait_s = client._until_beat_s
         self._is_stopped = False
 

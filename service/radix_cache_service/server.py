@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import IO
 
@@ -73,8 +74,7 @@ class Server:
 
     def _bind(self, address: str) -> str:
         if not address.startswith("unix:"):
-            port = self._add(address)
-            return f"{address.rpartition(':')[0]}:{port}"
+            return self._bind_port(address)
         path = Path(address.removeprefix("unix:"))
         self._lock(path)
         if path.is_socket():
@@ -83,15 +83,27 @@ class Server:
             raise BindError(f"cannot listen on {address}: there is something else than a socket")
         before = os.umask(0o777 & ~self._config.uds_mode)  # nobody may connect before the mode is set
         try:
-            self._add(address)
+            self._add(address, address)
         finally:
             os.umask(before)
         path.chmod(self._config.uds_mode)
         return address
 
-    def _add(self, address: str) -> int:
+    def _bind_port(self, address: str) -> str:
+        """Bind every address that the host has; grpc would be content with one of them, and share the name."""
+        host, _, port = address.rpartition(":")
         try:
-            port = self._server.add_insecure_port(address)
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise BindError(f"cannot listen on {address}: {error.strerror}") from error
+        for number in dict.fromkeys(str(place[0]) for *_, place in found):
+            numeric = f"[{number}]" if ":" in number else number
+            port = str(self._add(f"{numeric}:{port}", address))
+        return f"{host}:{port}"
+
+    def _add(self, place: str, address: str) -> int:
+        try:
+            port = self._server.add_insecure_port(place)
         except RuntimeError as error:
             raise BindError(f"cannot listen on {address}: is another server using it?") from error
         if not port:
