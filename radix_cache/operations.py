@@ -7,7 +7,7 @@ all refuse the same things with the same words.
 
 from __future__ import annotations
 
-import math
+import operator
 import os
 from array import array
 from collections.abc import Iterable
@@ -57,6 +57,7 @@ MAX_NAMESPACE_PARTS = 32
 MAX_NAMESPACE_LENGTH = 1024
 MAX_TOKENS = 2**62
 MAX_BLOCKS = 2**31 - 1
+MAX_SECONDS = 1e9
 
 
 class MatchPrefix(NamedTuple):
@@ -184,7 +185,7 @@ def match_prefix(
     return MatchPrefix(
         pack_tokens(tokens),
         new_lease_id() if lease_id is None else check_name(lease_id, "lease_id"),
-        () if namespace == () else check_namespace(namespace),
+        check_namespace(namespace),
         None if max_tokens is None else check_count(max_tokens, "max_tokens", most=MAX_TOKENS),
         None if num_tokens is None else check_count(num_tokens, "num_tokens", most=MAX_TOKENS),
         None if num_blocks is None else check_count(num_blocks, "num_blocks"),
@@ -278,9 +279,14 @@ def check_name(value: str, what: str) -> str:
 
 def check_namespace(namespace: Iterable[str]) -> Namespace:
     """Return ``namespace`` as a tuple of strings, or raise `InvalidArgument`."""
-    if isinstance(namespace, str) or not isinstance(namespace, Iterable):
+    if type(namespace) is tuple and not namespace:
+        return namespace
+    try:
+        parts = () if isinstance(namespace, str) else tuple(namespace)
+    except TypeError:
+        parts = None
+    if parts is None or isinstance(namespace, str):
         raise InvalidArgument(f"namespace is a tuple of strings, not {type(namespace).__name__}")
-    parts = tuple(namespace)
     for part in parts:
         if not isinstance(part, str):
             raise InvalidArgument(f"namespace is a tuple of strings, not one with {type(part).__name__} in it")
@@ -297,9 +303,12 @@ def check_count(value: int, what: str, least: int = 0, most: int = MAX_BLOCKS) -
     """Return ``value`` as an int in [least, most], or raise `InvalidArgument` that names it and the limit."""
     if type(value) is int and least <= value <= most:
         return value
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise InvalidArgument(f"{what} is an integer, not {value!r}")
-    number = value.__index__()
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise InvalidArgument(f"{what} is an integer, not {value!r:.60}")
     if not least <= number <= most:
         raise InvalidArgument(f"{what} is at least {least} and at most {most}, not {number}")
     return number
@@ -307,6 +316,6 @@ def check_count(value: int, what: str, least: int = 0, most: int = MAX_BLOCKS) -
 
 def check_seconds(value: float, what: str) -> float:
     """Return ``value`` as a finite number of seconds above 0, or raise `InvalidArgument`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise InvalidArgument(f"{what} is a number of seconds above 0, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_SECONDS:
+        raise InvalidArgument(f"{what} is a number of seconds above 0 and up to {MAX_SECONDS:.0e}, not {value!r:.60}")
     return float(value)

@@ -87,7 +87,7 @@ def _integers(values: Any, error: _Error, what: str) -> array[int]:
         return _from_tensor(values, error, what)
     try:
         view = memoryview(values)
-    except TypeError:
+    except (TypeError, ValueError):  # no buffer, or one of something else than numbers
         if isinstance(values, (str, Mapping, Set)) or not isinstance(values, Iterable):
             raise error(f"{what} are a sequence of integers, not {type(values).__name__}") from None
         return _from_sequence(list(values), error, what)
@@ -137,11 +137,15 @@ def _from_tensor(tensor: Any, error: _Error, what: str) -> array[int]:
     try:
         view = memoryview(plain.numpy())
     except (RuntimeError, TypeError, ImportError):  # numpy is missing, or has no such dtype
-        return _from_sequence(_flat(plain.tolist(), error, what), error, what)
+        return _from_sequence(_listed(plain, error, what), error, what)
     return _from_buffer(view, error, what)
 
 
-def _flat(values: Any, error: _Error, what: str) -> list[Any]:
+def _listed(tensor: Any, error: _Error, what: str) -> list[Any]:
+    try:
+        values = tensor.tolist()
+    except (RuntimeError, TypeError) as refusal:  # a sparse tensor, say
+        raise error(f"{what} are in a tensor that cannot be listed") from refusal
     if not isinstance(values, list) or (values and isinstance(values[0], list)):
         raise error(f"{what} are one-dimensional")
     return values

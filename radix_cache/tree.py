@@ -106,7 +106,7 @@ class RadixTree:
         if max_tokens is not None:
             limit = min(limit, check_count(max_tokens, "max_tokens", most=MAX_TOKENS) * TOKEN_BYTES)
         limit -= limit % index.block_bytes
-        root = index.roots.get(() if namespace == () else check_namespace(namespace))
+        root = index.roots.get(check_namespace(namespace))
         parts: list[bytes] = []
         match = Match(self, None, 0, parts)
         if root is not None:

@@ -56,6 +56,8 @@ def replay(
         result, where = _over_grpc(server, requests)
     else:
         result, where = _in_process(num_blocks or 0, block_size, policy or "lru", requests)
+    if not result.whole.num_requests:
+        raise click.ClickException(f"{trace}: there is no request in it")
     if as_json:
         print_json(result.as_dict())
     else:

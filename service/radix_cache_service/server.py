@@ -105,7 +105,8 @@ class Server:
         try:
             port = self._server.add_insecure_port(place)
         except RuntimeError as error:
-            raise BindError(f"cannot listen on {address}: is another server using it?") from error
+            taken = "another server is using it, or it is no address of this machine"
+            raise BindError(f"cannot listen on {address}: {taken}") from error
         if not port:
             raise BindError(f"cannot listen on {address}")
         return port
