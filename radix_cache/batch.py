@@ -57,6 +57,7 @@ class Recorder:
     def __init__(self) -> None:
         self._recorded: list[tuple[Operation, Pending[Any]]] = []
         self._failed: dict[str, RadixCacheError] = {}  # leases whose match was refused when it was written down
+        self._has_ended = False
 
     def match_prefix(
         self,
@@ -111,6 +112,7 @@ class Recorder:
         return self._record(lambda: operations.reset(namespace, tokens))
 
     def _record(self, make: Callable[[], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
+        self._check_open()
         pending: Pending[Any] = Pending(opens if opens is not None else getattr(needs, "lease_id", None))
         try:
             if needs is not None and (failed := self._failed.get(operations.lease_id_of(needs))):
@@ -122,6 +124,11 @@ class Recorder:
             if isinstance(opens, str):
                 self._failed[opens] = error
         return pending
+
+    def _check_open(self) -> None:
+        """Raise `BatchNotRun` once the batch has ended: what is written down then would never run."""
+        if self._has_ended:
+            raise BatchNotRun("this batch has ended: begin another")
 
     @property
     def _operations(self) -> list[Operation]:
@@ -147,11 +154,13 @@ class Batch(Recorder):
         self._run = run
 
     def __enter__(self) -> Batch:
+        self._check_open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._has_ended = True
         if error is not None:
             return
         try:

@@ -437,5 +437,5 @@ class Executor:
         if lease._node is None:
             return
         tokens, block_ids = self.index.path_slice(lease._node, depth, 0, depth)
-        if len(tokens) != depth or not lease.block_table.tobytes().startswith(block_ids):
+        if len(tokens) != depth or lease._published_ids() != block_ids:
             raise IntegrityError(f"the block table of {lease!r} is not its path in the tree")

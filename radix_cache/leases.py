@@ -92,8 +92,8 @@ class Lease:
     def block_table(self) -> array[int]:
         """The physical block ids in token order, int32: cached and published ones first, then private ones.
 
-        A fresh array after each change: write to it, wrap it, keep it; later calls neither see nor change it.
-        O(number of blocks) after a change, O(1) otherwise.
+        A fresh array each time: write to it, wrap it, keep it; nobody else sees or changes it. O(number of blocks), a
+        memcpy; keep it in a variable while it does not change.
         """
         version, table = self._table
         if version != self._version:
@@ -101,7 +101,7 @@ class Lease:
             table = array("i", self._published_ids())
             table.extend(self._private)
             self._table = version, table
-        return table
+        return table[:]
 
     @property
     def num_blocks(self) -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import operator
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
-from radix_cache.errors import InvalidArgument, RadixCacheError
-from radix_cache.tokens import BlockIds, TokenIds, as_block_ids, pack_tokens
+from radix_cache.errors import InvalidArgument, RadixCacheError, UnknownLease
+from radix_cache.tokens import BlockIds, TokenIds, as_block_ids, pack_tokens, shown
 
 __all__ = [
     "Allocate",
@@ -262,34 +263,51 @@ os.register_at_fork(after_in_child=_fresh_ids.clear)  # parent and child must no
 
 
 def lease_id_of(lease: object) -> str:
-    """Return the id of a lease, or of a match that is still to run; an id is its own. Else `InvalidArgument`."""
+    """Return the id of a lease, or of a match that is still to run; an id is its own.
+
+    Raises `InvalidArgument` for what is neither, `UnknownLease` for an id that no lease can have.
+    """
     lease_id = lease if type(lease) is str else getattr(lease, "lease_id", lease)
     if not isinstance(lease_id, str):
         raise InvalidArgument(f"a lease or its id is needed, not {type(lease).__name__}")
+    if not lease_id or not lease_id.isascii():
+        _check_text(lease_id, "lease_id")
+        if not lease_id:
+            raise UnknownLease(lease_id)
     return lease_id
+
+
+def _check_text(text: str, what: str) -> None:
+    """Raise `InvalidArgument` for a string that no message can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} is Unicode text, not {text!a:.60}") from None
 
 
 def check_name(value: str, what: str) -> str:
     """Return ``value`` if it can serve as a lease or engine id, or raise `InvalidArgument`."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_LENGTH:
-        shown = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
-        raise InvalidArgument(f"{what} is a string of 1 to {MAX_NAME_LENGTH} characters, not {shown}")
+        found = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+        raise InvalidArgument(f"{what} is a string of 1 to {MAX_NAME_LENGTH} characters, not {found}")
+    _check_text(value, what)
     return value
 
 
 def check_namespace(namespace: Iterable[str]) -> Namespace:
-    """Return ``namespace`` as a tuple of strings, or raise `InvalidArgument`."""
+    """Return ``namespace`` as a tuple of strings, or raise `InvalidArgument`: also for what has no order of its own."""
     if type(namespace) is tuple and not namespace:
         return namespace
-    try:
-        parts = () if isinstance(namespace, str) else tuple(namespace)
-    except TypeError:
-        parts = None
-    if parts is None or isinstance(namespace, str):
+    parts: tuple[str, ...] | None = None
+    if not isinstance(namespace, (str, Set, Mapping)):
+        with suppress(TypeError):
+            parts = tuple(namespace)
+    if parts is None:
         raise InvalidArgument(f"namespace is a tuple of strings, not {type(namespace).__name__}")
     for part in parts:
         if not isinstance(part, str):
             raise InvalidArgument(f"namespace is a tuple of strings, not one with {type(part).__name__} in it")
+        _check_text(part, "namespace")
     length = sum(map(len, parts))
     if len(parts) > MAX_NAMESPACE_PARTS or length > MAX_NAMESPACE_LENGTH:
         raise InvalidArgument(
@@ -308,14 +326,14 @@ def check_count(value: int, what: str, least: int = 0, most: int = MAX_BLOCKS) -
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise InvalidArgument(f"{what} is an integer, not {value!r:.60}")
+        raise InvalidArgument(f"{what} is an integer, not {shown(value)}")
     if not least <= number <= most:
-        raise InvalidArgument(f"{what} is at least {least} and at most {most}, not {number}")
+        raise InvalidArgument(f"{what} is at least {least} and at most {most}, not {shown(number)}")
     return number
 
 
 def check_seconds(value: float, what: str) -> float:
     """Return ``value`` as a finite number of seconds above 0, or raise `InvalidArgument`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_SECONDS:
-        raise InvalidArgument(f"{what} is a number of seconds above 0 and up to {MAX_SECONDS:.0e}, not {value!r:.60}")
+        raise InvalidArgument(f"{what} is a number of seconds above 0 and up to {MAX_SECONDS:.0e}, not {shown(value)}")
     return float(value)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from radix_cache.errors import InvalidBlocks, InvalidTokens
 
-__all__ = ["BlockIds", "TokenIds", "as_block_ids", "pack_tokens", "unpack_tokens"]
+__all__ = ["BlockIds", "TokenIds", "as_block_ids", "pack_tokens", "shown", "unpack_tokens"]
 
 TOKEN_BYTES = 4
 _BIG_ENDIAN = sys.byteorder == "big"
@@ -176,13 +176,22 @@ def _high_bytes(packed: bytes) -> bytes:
     return packed[0 if _BIG_ENDIAN else 3 :: TOKEN_BYTES]
 
 
+def shown(value: object) -> str:
+    """Return ``value`` as an error names it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a number beyond all bounds"
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
 def _first_bad(values: Sequence[Any], error: _Error, what: str) -> InvalidTokens | InvalidBlocks:
     limit = 2**32
     for index, value in enumerate(values):
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             wrong = f"{what} are integers, not {type(value).__name__} (index {index})"
         elif not 0 <= value < limit:
-            wrong = f"{what} are in [0, 2**32), not {value} (index {index})"
+            wrong = f"{what} are in [0, 2**32), not {shown(value)} (index {index})"
         else:
             continue
         return InvalidTokens(wrong, index) if error is InvalidTokens else InvalidBlocks(wrong, None)

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from radix_cache import InvalidArgument, InvalidBlocks, InvalidTokens, Lease, PrefixCache, RadixTree, pack_tokens
+from radix_cache import (
+    BatchNotRun,
+    InvalidArgument,
+    InvalidBlocks,
+    InvalidTokens,
+    Lease,
+    PrefixCache,
+    RadixTree,
+    UnknownLease,
+    pack_tokens,
+)
 
 NO_COUNT = {
     "array": np.array([1, 2]),
@@ -79,3 +89,52 @@ def test_what_are_no_ids(cache: PrefixCache, values: object) -> None:
         cache.free(lease, values)
     with pytest.raises(InvalidBlocks):
         RadixTree(block_size=1).insert([1], values)
+
+
+@pytest.mark.parametrize("namespace", [{"a", "b"}, {"a": "b"}, ("\ud800",)], ids=["set", "dict", "surrogate"])
+def test_a_namespace_has_an_order_and_fits_a_message(cache: PrefixCache, namespace: object) -> None:
+    with pytest.raises(InvalidArgument, match="namespace"):
+        cache.probe([1], namespace=namespace)
+
+
+def test_names_fit_a_message(cache: PrefixCache) -> None:
+    for options in ({"lease_id": "\ud800"}, {"engine_id": "\ud800"}, {"parent": "\ud800"}):
+        with pytest.raises(InvalidArgument, match="Unicode"):
+            cache.match_prefix([1], **options)
+    with pytest.raises(UnknownLease):
+        cache.match_prefix([1], parent="")
+    with pytest.raises(UnknownLease):
+        cache.release("")
+
+
+def test_an_endless_number_is_refused_in_few_words(cache: PrefixCache) -> None:
+    huge = 10**5000
+    for refused in (
+        lambda: cache.match_prefix([huge]),
+        lambda: cache.match_prefix([1], num_tokens=huge),
+        lambda: cache.renew("x", ttl_s=huge),
+        lambda: cache.evict([0] * 10**5),
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            refused()
+        assert len(str(caught.value)) < 200
+
+
+def test_a_batch_that_has_ended_takes_no_more(cache: PrefixCache) -> None:
+    batch = cache.batch()
+    with batch:
+        pending = batch.evict(1)
+    assert pending.result() == 0
+    with pytest.raises(BatchNotRun, match="begin another"):
+        batch.evict(1)
+    with pytest.raises(BatchNotRun, match="begin another"), batch:
+        pass
+
+
+def test_what_a_caller_writes_into_a_table_stays_with_him(cache: PrefixCache) -> None:
+    lease = cache.match_prefix([1, 2], num_tokens=4)
+    cache.insert(lease, [1, 2])
+    table = lease.block_table
+    lease.block_table[0] = 55
+    assert lease.block_table == table
+    cache.check_integrity()

@@ -52,11 +52,13 @@ class Batch(RemoteRecorder):
         self._run = run
 
     def __enter__(self) -> Batch:
+        self._check_open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._has_ended = True
         if error is not None:
             return
         try:
@@ -79,11 +81,13 @@ class AsyncBatch(RemoteRecorder):
         self._run = run
 
     async def __aenter__(self) -> AsyncBatch:
+        self._check_open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._has_ended = True
         if error is not None:
             return
         try:

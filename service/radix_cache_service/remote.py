@@ -23,6 +23,7 @@ from radix_cache.operations import (
     check_seconds,
 )
 from radix_cache.stats import Description
+from radix_cache.tokens import shown
 from radix_cache_service.books import Books
 from radix_cache_service.calls import batch_request, read_batch, read_description
 from radix_cache_service.exchange import Call, Exchange
@@ -61,6 +62,8 @@ class Remote:
         channel_credentials: grpc.ChannelCredentials | None = None,
         max_message_bytes: int = _MAX_MESSAGE_BYTES,
     ) -> None:
+        if not isinstance(target, str) or not target:
+            raise InvalidArgument(f"target is an address, as in 127.0.0.1:50051, not {shown(target)}")
         self.target = target
         self.engine_id = None if engine_id is None else check_name(engine_id, "engine_id")
         self.timeout_s = check_seconds(timeout_s, "timeout_s")

@@ -143,6 +143,7 @@ class Server:
 
 def serve(config: ServerConfig) -> None:
     """Run a server until SIGTERM or SIGINT. Prints where it listens once it serves. Raises `BindError`."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or it says on its own, and worse, what BindError says
     asyncio.run(_serve(config))
 
 

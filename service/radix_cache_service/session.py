@@ -144,11 +144,13 @@ class SubmittedBatch(RemoteRecorder):
         return awaited
 
     def __enter__(self) -> SubmittedBatch:
+        self._check_open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._has_ended = True
         if error is not None:
             return
         try:
