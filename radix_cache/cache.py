@@ -268,7 +268,7 @@ class PrefixCache:
 
     def _answered(self, engine_id: str | None, seq: int, num_operations: int) -> list[Any] | None:
         """Return the answers that this batch got already, or None if it is new."""
-        check_count(seq, "seq", most=2**64 - 1)
+        check_count(seq, "seq", 1, most=2**64 - 1)
         if engine_id is None:
             raise InvalidArgument(f"seq {seq} is of no use without an engine_id")
         last, answers = self._answers.get(engine_id, (-1, []))

@@ -2,7 +2,7 @@
 
 A lease holds a locked path in the tree (blocks it shares) and private blocks (its alone). Its block table is the first
 followed by the second. This file keeps the books of a lease; what a change of them means for tree and pool is
-`radix_cache.cache`'s business, and a remote client keeps the same books from the server's answers.
+`radix_cache.executor`'s business, and a remote client keeps the same books from the server's answers.
 
 Time comes from outside, as ``now``. A lease with an engine lives as long as the engine is heard of; one without, as
 long as calls name it; and either for as long as `renew` promised it. The heap of deadlines is lazy: renewing moves a

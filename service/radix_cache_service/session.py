@@ -1,4 +1,4 @@
-"""A session: batches on one stream, answered in order, with about half the latency of a call each.
+"""A session: batches on one stream, answered in order, each for less than a call of its own.
 
 Whoever wants an answer reads the stream up to it, so no thread reads for others. One thread watches the clock: a stream
 has no deadline for each message, so a reader that has waited too long gets the stream ended. With it go all answers
