@@ -158,9 +158,12 @@ class Insert(NamedTuple):
         more = own + self.prompt.tokens(block_size)
         if not self.over:
             more = more[: len(lease.private) * block_size + self.prompt.num_ragged % block_size]
-        tokens = lease.tokens[offset:] + more
-        if self.twist == "contradiction" and tokens:
-            tokens[0] += 7
+        said_again = lease.tokens[offset:]
+        tokens = said_again + more
+        if self.twist == "contradiction" and said_again:
+            place = (7 * len(more) + self.prompt.num_ragged) % len(said_again)
+            tokens[place] += 7
+            tokens = tokens[: place + 1 + len(self.prompt.symbols)]
         offset += {"odd offset": 1, "offset too far": block_size}.get(self.twist, 0)
         return Call("insert", {"lease_id": lease_id, "tokens": tokens, "offset": offset})
 
@@ -294,7 +297,7 @@ def frees(who: st.SearchStrategy[Who]) -> st.SearchStrategy[Free]:
 
 def renews(who: st.SearchStrategy[Who]) -> st.SearchStrategy[Renew]:
     """Draw promises shorter and longer than the ttl of the machine, which is 10."""
-    return st.builds(Renew, who, st.sampled_from([None, 3, 25]))
+    return st.builds(Renew, who, st.sampled_from([25, None, 25, 3]))
 
 
 matches = st.builds(Match, prompts(), namespaces(), targets, few_blocks, cuts, st.none())

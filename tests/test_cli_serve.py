@@ -98,7 +98,7 @@ def test_serves_on_all_addresses_and_ends_on_sigterm(tmp_path: Path) -> None:
         ("--num-blocks", "many", "'many' is not a valid integer"),
         ("--listen", "nowhere", "'nowhere' is neither host:port nor unix:/path"),
         ("--policy", "oracle", "policy 'oracle' is neither built in"),
-        ("--lease-ttl", "-1", "lease_ttl_s is a number of seconds above 0, not -1.0"),
+        ("--lease-ttl", "-1", "lease_ttl_s is a number of seconds above 0 and up to 1e+09, not -1.0"),
         ("--growth-share", "1", "growth_share is at least 0 and below 1, not 1"),
         ("--uds-mode", "999", "'999' is not an octal number"),
         ("--wat", "1", "No such option"),

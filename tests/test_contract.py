@@ -70,6 +70,17 @@ class TestMatchPrefix:
         assert cache.evict(1) == 1
         assert (cache.probe([1, 2, 3, 4]), cache.probe([9, 9])) == (2, 2), "the failed match counted as a use"
 
+    def test_counts_its_own_part_of_a_longer_path_as_taken(self, cache: Caller) -> None:
+        """Also where it ends in the middle of what was cached in one go, locked in part already or not."""
+        cached(cache, [1, 2, 3, 4, 5, 6])
+        with pytest.raises(PoolExhausted, match="7 blocks needed, 6 available"):
+            cache.match_prefix([1, 2, 3, 4, 9], num_blocks=7)
+        held = cache.match_prefix([1, 2])
+        with pytest.raises(PoolExhausted, match="7 blocks needed, 6 available"):
+            cache.match_prefix([1, 2, 3, 4, 9], num_blocks=7)
+        cache.release(held)
+        assert len(cache.match_prefix([1, 2, 3, 4, 9], num_blocks=6).block_table) == 8
+
     def test_takes_a_name_of_ones_own_once(self, cache: Caller) -> None:
         """A second lease of the same name would share its blocks."""
         lease = cache.match_prefix([1, 2], num_tokens=2, lease_id="mine")

@@ -1,4 +1,4 @@
-"""The contract of free, fork and of what is answered, on every route."""
+"""The contract of free, fork, reset and of what is answered, on every route."""
 
 from __future__ import annotations
 
@@ -100,6 +100,45 @@ class TestFork:
         cache.release(parent)
         with pytest.raises(UnknownLease):
             cache.match_prefix([], parent=parent)
+
+
+class TestReset:
+    def test_covers_the_namespaces_that_begin_alike(self, cache: Caller) -> None:
+        """A prefix of the tuple, never of a joined string; none of them is all of them."""
+        names: list[tuple[str, ...]] = [(), ("m",), ("m", "w7"), ("mw7",)]
+        for name in names:
+            cached(cache, [1, 2], name)
+        cache.reset(("m",))
+        assert [cache.probe([1, 2], name) for name in names] == [2, 0, 0, 2]
+        cache.reset()
+        assert counters(cache.stats()) == Counters(free=8, leased=0, cached=0, evictable=0, protected=0)
+
+    def test_with_tokens_forgets_what_extends_them(self, cache: Caller) -> None:
+        """The prefix itself stays, and every older lease of the namespace is stale, whatever its tokens."""
+        cached(cache, [1, 2, 3, 4, 5, 6])
+        elsewhere, other = cache.match_prefix([9], num_tokens=2), cache.match_prefix([9], ("other",), num_tokens=2)
+        cache.reset((), [1, 2])
+        assert cache.probe([1, 2, 3, 4, 5, 6]) == 2
+        with pytest.raises(StaleLease):
+            cache.insert(elsewhere, [9, 9])
+        cache.insert(other, [9, 9])
+        new = cache.match_prefix([9], num_tokens=2)
+        cache.insert(new, [9, 9])
+        assert cache.probe([9, 9]) == 2
+
+    def test_keeps_protected_blocks_out_of_the_pool_until_they_are_released(self, cache: Caller) -> None:
+        """Somebody reads them; the evictable ones below return at once."""
+        cached(cache, [1, 2, 3, 4, 5, 6])
+        lease = cache.match_prefix([1, 2, 3, 4])
+        table = list(lease.block_table)
+        cache.reset()
+        assert counters(cache.stats()) == Counters(free=6, leased=0, cached=2, evictable=0, protected=2)
+        assert cache.evict(9) == 0
+        cached(cache, [1, 2, 3, 4])
+        assert list(cache.match_prefix([1, 2, 3, 4], lease_id="new").block_table) != table
+        assert list(lease.block_table) == table
+        cache.release(lease)
+        assert counters(cache.stats()) == Counters(free=6, leased=0, cached=2, evictable=0, protected=2)
 
 
 class TestAnswers:

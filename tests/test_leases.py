@@ -168,6 +168,17 @@ def test_an_engine_can_come_back() -> None:
     assert table.gone(30.0) == ["b"]
 
 
+def test_an_id_that_expired_can_be_used_again() -> None:
+    """What is said of it then is about the new lease: when that is released, nothing has expired."""
+    table = Table()
+    table.open("a", 0.0)
+    assert table.gone(10.0) == ["a"]
+    table.books.remove(table.open("a", 11.0))
+    with pytest.raises(UnknownLease) as caught:
+        table.books.get("a")
+    assert not isinstance(caught.value, LeaseExpired)
+
+
 def test_lease_ids_cannot_be_guessed() -> None:
     """128 random bits; small integers would be taken for a neighbour's."""
     made = {new_lease_id() for _ in range(1_000)}
