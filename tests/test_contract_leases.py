@@ -115,16 +115,17 @@ class TestReset:
 
     def test_with_tokens_forgets_what_extends_them(self, cache: Caller) -> None:
         """The prefix itself stays, and every older lease of the namespace is stale, whatever its tokens."""
-        cached(cache, [1, 2, 3, 4, 5, 6])
-        elsewhere, other = cache.match_prefix([9], num_tokens=2), cache.match_prefix([9], ("other",), num_tokens=2)
-        cache.reset((), [1, 2])
-        assert cache.probe([1, 2, 3, 4, 5, 6]) == 2
+        cached(cache, [1, 2, 3, 4, 5, 6], ("m",))
+        elsewhere = cache.match_prefix([9], ("m",), num_tokens=2)
+        other = cache.match_prefix([9], ("other",), num_tokens=2)
+        cache.reset(("m",), [1, 2])
+        assert cache.probe([1, 2, 3, 4, 5, 6], ("m",)) == 2
         with pytest.raises(StaleLease):
             cache.insert(elsewhere, [9, 9])
         cache.insert(other, [9, 9])
-        new = cache.match_prefix([9], num_tokens=2)
+        new = cache.match_prefix([9], ("m",), num_tokens=2)
         cache.insert(new, [9, 9])
-        assert cache.probe([9, 9]) == 2
+        assert cache.probe([9, 9], ("m",)) == 2
 
     def test_keeps_protected_blocks_out_of_the_pool_until_they_are_released(self, cache: Caller) -> None:
         """Somebody reads them; the evictable ones below return at once."""
