@@ -40,8 +40,8 @@ format: $(DEV) ## put code and schema in their standard form
 	$(BIN)/ruff check --fix .
 	$(BIN)/buf format --write proto
 
-fuzz: $(DEV) ## the state machines, for long
-	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "" -k machine --timeout=0 $(ARGS)
+fuzz: $(DEV) ## the state machines and malformed bytes, for long
+	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "" -k "machine or fuzz" --timeout=0 $(ARGS)
 
 bench: $(DEV) ## measure; ARGS="..." is passed on
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,7 +1,7 @@
 """``python -m benchmarks``: measure, print one table, keep ``benchmarks/results/<name>.json``.
 
 Where peers are installed (``.venv-peers``, made by ``python -m benchmarks.install_peers``) it starts itself again under
-that Python, since ours and theirs have to be measured in one process.
+that Python for all that they take part in, since ours and theirs have to be measured in one process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import gc
 import importlib
 import json
-import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any
 from benchmarks.options import Options
 from benchmarks.report import Row, save, show
 
-NAMES = ("match", "insert", "evict", "cycle", "lists", "memory", "nodes", "pauses", "plots")
+NAMES = ("service", "match", "insert", "evict", "cycle", "lists", "memory", "nodes", "pauses", "plots")
+WITHOUT_PEERS = ("service",)
 PEERS_PYTHON = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
 
 
@@ -30,12 +31,22 @@ def main() -> None:
         for name in NAMES:
             print(f"{name:8} {importlib.import_module(f'benchmarks.{name}').TITLE}")
         return
+    names = arguments.only or list(NAMES)
     if not arguments.no_peers and PEERS_PYTHON.exists() and Path(sys.prefix) != PEERS_PYTHON.parent.parent:
-        os.execv(PEERS_PYTHON, [str(PEERS_PYTHON), "-m", "benchmarks", *sys.argv[1:]])
+        others = [name for name in names if name not in WITHOUT_PEERS]
+        names = [name for name in names if name in WITHOUT_PEERS]
+        if others:
+            size = [f"--{size}" for size in ("quick", "tiny", "json") if getattr(arguments, size)]
+            subprocess.run([PEERS_PYTHON, "-m", "benchmarks", *size, "--only", *others], check=True)
+    if names:
+        _run(names, arguments)
+
+
+def _run(names: list[str], arguments: argparse.Namespace) -> None:
     options = Options("tiny" if arguments.tiny else "quick" if arguments.quick else "full", not arguments.no_peers)
     rows: list[Row] = []
     answers: list[dict[str, Any]] = []
-    for name in arguments.only or NAMES:
+    for name in names:
         start = time.perf_counter()
         module = importlib.import_module(f"benchmarks.{name}")
         measured = module.run(options)

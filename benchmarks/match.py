@@ -41,11 +41,12 @@ def run(options: Options) -> list[Row]:
 
 
 def add_cut(cache: Tree, tokens: bytes, num_nodes: int) -> None:
-    """Cache ``tokens`` in ``num_nodes`` nodes of one length: every cut is where a match has ended."""
+    """Cache ``tokens`` in ``num_nodes`` nodes of one length: at every cut another prompt goes its own way."""
     cache.add(cache.key(tokens))
     step = len(tokens) // num_nodes
     for end in range(len(tokens) - step, 0, -step):
-        cache.use(cache.key(tokens[:end]))
+        other = bytes(byte ^ 255 for byte in tokens[end : end + TOKEN_BYTES])
+        cache.add(cache.key(tokens[:end] + other))
 
 
 def bare_tree(tokens: bytes, num_nodes: int) -> BareNode:

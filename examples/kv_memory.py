@@ -20,6 +20,18 @@ def _mix(state: int, token: int) -> int:
     return ((state ^ token) * 6364136223846793005 + 1442695040888963407) & _MASK
 
 
+def _word(state: int, seed: int) -> int:
+    return ((state >> 33) + seed) % _NUM_WORDS
+
+
+def next_token(tokens: Sequence[int], seed: int = 0) -> int:
+    """Return what `KVMemory.sample` would after computing all of ``tokens``: a perfect draft model."""
+    state = _START
+    for token in tokens:
+        state = _mix(state, token)
+    return _word(state, seed)
+
+
 class KVMemory:
     """The pool's memory. path: a file that `create` made."""
 
@@ -44,9 +56,9 @@ class KVMemory:
             state = _mix(state, tokens[position])
             self._slots[self.slot(block_table, position)] = state
 
-    def sample(self, block_table: Sequence[int], num_tokens: int) -> int:
+    def sample(self, block_table: Sequence[int], num_tokens: int, seed: int = 0) -> int:
         """Return the token that follows the first ``num_tokens``, whose KV is there."""
-        return (self._slots[self.slot(block_table, num_tokens - 1)] >> 33) % _NUM_WORDS
+        return _word(self._slots[self.slot(block_table, num_tokens - 1)], seed)
 
     def check(self, block_table: Sequence[int], tokens: Sequence[int]) -> int:
         """Raise unless the table holds the KV of just these tokens; return how many were looked at."""

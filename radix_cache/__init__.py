@@ -14,18 +14,23 @@ from radix_cache.errors import (
     InvalidBlocks,
     InvalidTokens,
     LeaseExpired,
+    LimitExceeded,
+    PermissionDenied,
     PoolExhausted,
     RadixCacheError,
     ServiceUnavailable,
     StaleLease,
+    Unauthenticated,
     UnknownLease,
 )
 from radix_cache.gc import settle_gc
+from radix_cache.hints import Hints
 from radix_cache.leases import Lease
 from radix_cache.operations import InsertResult
 from radix_cache.policies import EvictionPolicy
 from radix_cache.pool import BlockPool
-from radix_cache.stats import Description, Stats, TreeNode
+from radix_cache.shares import NamespaceLimit
+from radix_cache.stats import Description, LeaseInfo, NamespaceStats, Stats, TreeNode
 from radix_cache.tokens import pack_tokens, unpack_tokens
 from radix_cache.tree import Match, RadixTree
 
@@ -38,6 +43,7 @@ __all__ = [
     "DeadlineExceeded",
     "Description",
     "EvictionPolicy",
+    "Hints",
     "InsertResult",
     "IntegrityError",
     "InvalidArgument",
@@ -45,8 +51,13 @@ __all__ = [
     "InvalidTokens",
     "Lease",
     "LeaseExpired",
+    "LeaseInfo",
+    "LimitExceeded",
     "Match",
+    "NamespaceLimit",
+    "NamespaceStats",
     "Pending",
+    "PermissionDenied",
     "PoolExhausted",
     "PrefixCache",
     "RadixCacheError",
@@ -55,6 +66,7 @@ __all__ = [
     "StaleLease",
     "Stats",
     "TreeNode",
+    "Unauthenticated",
     "UnknownLease",
     "__version__",
     "pack_tokens",

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from radix_cache import operations
 from radix_cache.errors import BatchNotRun, RadixCacheError
+from radix_cache.hints import Hints
 from radix_cache.leases import Lease
 from radix_cache.operations import InsertResult, Operation, Outcome
 from radix_cache.tokens import BlockIds, TokenIds
@@ -68,11 +69,14 @@ class Recorder:
         num_blocks: int | None = None,
         parent: object = None,
         lease_id: str | None = None,
+        hints: Hints | None = None,
     ) -> Pending[Lease]:
         """Find the longest cached prefix, lock it and allocate."""
         opened = operations.new_lease_id() if lease_id is None else lease_id
         return self._record(
-            lambda: operations.match_prefix(tokens, namespace, max_tokens, num_tokens, num_blocks, parent, opened),
+            lambda: operations.match_prefix(
+                tokens, namespace, max_tokens, num_tokens, num_blocks, parent, opened, hints
+            ),
             opened,
             needs=parent,
         )
@@ -83,9 +87,11 @@ class Recorder:
         """Grow the block table."""
         return self._record(lambda: operations.allocate(lease, num_tokens, num_blocks), needs=lease)
 
-    def insert(self, lease: object, tokens: TokenIds, offset: int = 0) -> Pending[InsertResult]:
+    def insert(
+        self, lease: object, tokens: TokenIds, offset: int = 0, hints: Hints | None = None
+    ) -> Pending[InsertResult]:
         """Publish whole blocks."""
-        return self._record(lambda: operations.insert(lease, tokens, offset), needs=lease)
+        return self._record(lambda: operations.insert(lease, tokens, offset, hints), needs=lease)
 
     def free(self, lease: object, block_ids: BlockIds) -> Pending[None]:
         """Give back redundant blocks or the tail of the table."""
@@ -110,6 +116,17 @@ class Recorder:
     def reset(self, namespace: Iterable[str] | None = None, tokens: TokenIds | None = None) -> Pending[None]:
         """Forget what is cached."""
         return self._record(lambda: operations.reset(namespace, tokens))
+
+    def pin(
+        self, tokens: TokenIds, ttl_s: float, namespace: Iterable[str] = (), lease_id: str | None = None
+    ) -> Pending[Lease]:
+        """Keep the cached part of a prefix resident."""
+        opened = operations.new_lease_id() if lease_id is None else lease_id
+        return self._record(lambda: operations.pin(tokens, ttl_s, namespace, opened), opened)
+
+    def unpin(self, pin: object) -> Pending[None]:
+        """End a pin."""
+        return self.release(pin)
 
     def _record(self, make: Callable[[], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
         self._check_open()

@@ -12,19 +12,33 @@ import threading
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NoReturn, TypeVar, overload
 
 from radix_cache import operations
 from radix_cache.batch import Batch
 from radix_cache.errors import InvalidArgument
 from radix_cache.executor import Executor
+from radix_cache.hints import Hints
 from radix_cache.index import PrefixIndex
 from radix_cache.leases import Lease, LeaseTable
-from radix_cache.operations import Evict, InsertResult, Operation, Outcome, check_count, check_name, check_seconds
+from radix_cache.node import Root
+from radix_cache.operations import (
+    Evict,
+    InsertResult,
+    Namespace,
+    Operation,
+    Outcome,
+    Release,
+    check_count,
+    check_name,
+    check_seconds,
+)
 from radix_cache.policies import EvictionPolicy, make_policy
 from radix_cache.pool import FreeList
-from radix_cache.stats import Description, Stats, TreeNode
+from radix_cache.shares import NamespaceLimit, SharedPolicy, make_shares
+from radix_cache.stats import Description, LeaseInfo, NamespaceStats, Stats, TreeNode
 from radix_cache.tokens import BlockIds, TokenIds
 
 __all__ = ["PrefixCache"]
@@ -42,7 +56,8 @@ class PrefixCache:
     num_blocks: size of the pool. block_size: tokens in a block. policy: a name, ``"module:Class"`` or an object.
     num_reserved_blocks: ids below it are never handed out. lease_ttl_s: seconds that a lease lives unheard of; None:
     for ever. clock: seconds, never going back. growth_share: the part of the pool that `match_prefix` leaves to
-    `allocate` while another lease holds private blocks, in [0, 1).
+    `allocate` while another lease holds private blocks, in [0, 1). pin_share: the part of the pool that `pin` may keep,
+    in [0, 1). limits: prefix of a namespace -> what all namespaces under it may have, together.
 
     >>> cache = PrefixCache(num_blocks=8, block_size=2)
     >>> lease = cache.match_prefix([1, 2, 3, 4, 5], max_tokens=4, num_tokens=6)
@@ -64,19 +79,24 @@ class PrefixCache:
         lease_ttl_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         growth_share: float = 0.0,
+        pin_share: float = 0.25,
+        limits: Mapping[Namespace, NamespaceLimit] | None = None,
     ) -> None:
         self.block_size = check_count(block_size, "block_size", 1)
         self.lease_ttl_s = None if lease_ttl_s is None else check_seconds(lease_ttl_s, "lease_ttl_s")
-        if isinstance(growth_share, bool) or not isinstance(growth_share, (int, float)) or not 0 <= growth_share < 1:
-            raise InvalidArgument(f"growth_share is at least 0 and below 1, not {growth_share!r}")
-        self.growth_share = growth_share
+        self.growth_share = _checked_share(growth_share, "growth_share")
+        self.pin_share = _checked_share(pin_share, "pin_share")
         pool = FreeList(num_blocks, num_reserved_blocks)
+        order = make_policy(policy)
+        order.clock = clock
+        shares = make_shares(limits or {}, pool.num_usable_blocks)
         self._executor = Executor(
             pool,
-            PrefixIndex(self.block_size, make_policy(policy)),
+            PrefixIndex(self.block_size, SharedPolicy(order, shares) if shares else order, shares),
             LeaseTable(self.lease_ttl_s),
             clock,
             int(growth_share * pool.num_usable_blocks),
+            int(pin_share * pool.num_usable_blocks),
         )
         self._lock = threading.Lock()
         self._answers: OrderedDict[str, tuple[int, list[Any]]] = OrderedDict()
@@ -93,18 +113,21 @@ class PrefixCache:
         parent: Lease | str | None = None,
         lease_id: str | None = None,
         engine_id: str | None = None,
+        hints: Hints | None = None,
     ) -> Lease:
         """Find the longest cached prefix of ``tokens``, lock it, and allocate private blocks behind it.
 
         max_tokens: at most so many are matched; an engine passes ``len(prompt) - 1``. num_tokens: the block table then
         covers positions [0, num_tokens). num_blocks: private blocks; with both, whichever asks for fewer. parent: the
         prompt is what that lease has published, then ``tokens``. lease_id: a name of one's own, not in use.
-        engine_id: whose calls keep the lease alive.
+        engine_id: whose calls keep the lease alive. hints: what the eviction policy may know of the request.
 
         Mutates: touches and locks the match, evicts as many blocks as are missing. O(tokens), a memcmp for each node.
         Raises `PoolExhausted`, `InvalidTokens`, `InvalidArgument`, and for ``parent`` `UnknownLease` and `StaleLease`.
         """
-        operation = operations.match_prefix(tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id)
+        operation = operations.match_prefix(
+            tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id, hints
+        )
         lease: Lease = self._do(operation, engine_id)
         return lease
 
@@ -124,19 +147,24 @@ class PrefixCache:
         return added
 
     def insert(
-        self, lease: Lease | str, tokens: TokenIds, offset: int = 0, engine_id: str | None = None
+        self,
+        lease: Lease | str,
+        tokens: TokenIds,
+        offset: int = 0,
+        engine_id: str | None = None,
+        hints: Hints | None = None,
     ) -> InsertResult:
         """Publish the whole blocks of ``tokens``, which begin at position ``offset``, from the lease's block table.
 
         A promise that their KV is complete. ``offset``: a multiple of the block size, at most what is published; what
         overlaps must agree with it. Blocks whose tokens are cached already in others become redundant: the table names
         the cached ones, and the lease keeps its own until `free` or `release`. The lock grows over all that is
-        published.
+        published. ``hints``: in place of those of the match.
         Mutates; touches all that it covers. O(tokens).
         Raises `InvalidTokens` where they contradict what is published, `InvalidBlocks` where the table is too short,
         `StaleLease`, `UnknownLease`, `InvalidArgument`.
         """
-        result: InsertResult = self._do(operations.insert(lease, tokens, offset), engine_id)
+        result: InsertResult = self._do(operations.insert(lease, tokens, offset, hints), engine_id)
         return result
 
     def free(self, lease: Lease | str, block_ids: BlockIds, engine_id: str | None = None) -> None:
@@ -160,10 +188,48 @@ class PrefixCache:
         """
         self._do(operations.renew(lease, ttl_s), engine_id)
 
+    def pin(
+        self,
+        tokens: TokenIds,
+        ttl_s: float,
+        namespace: Iterable[str] = (),
+        lease_id: str | None = None,
+        engine_id: str | None = None,
+    ) -> Lease:
+        """Keep the cached part of ``tokens`` resident for ``ttl_s`` seconds, without a request: a system prompt, say.
+
+        Returns a lease of no engine, whose ``num_cached_tokens`` are kept; `renew` with a ``ttl_s`` keeps it longer,
+        `unpin` ends it, and so does a reset of what it keeps. All pins together keep at most ``pin_share`` of the pool,
+        a block under two pins counted twice; what goes beyond raises `PoolExhausted`. Touches what it keeps.
+        ``engine_id``: who calls; the pin outlives it.
+        """
+        lease: Lease = self._do(operations.pin(tokens, ttl_s, namespace, lease_id), engine_id)
+        return lease
+
+    def unpin(self, pin: Lease | str) -> None:
+        """End a pin. Raises `UnknownLease` for one that is gone."""
+        self.release(pin)
+
     def heartbeat(self, engine_id: str) -> None:
         """Renew all leases of the engine. O(1)."""
         with self._lock:
             self._executor.begin(check_name(engine_id, "engine_id"))
+
+    def release_engine(self, engine_id: str) -> int:
+        """End all leases of an engine that is dead, without waiting for them to run out; return how many.
+
+        Those that `renew` promised a time of their own stay for that time: they were handed over. None of the engine's
+        kernels may be running. O(leases).
+        """
+        check_name(engine_id, "engine_id")
+        with self._lock:
+            executor = self._executor
+            executor.begin(None)
+            infos = [executor.leases.info(lease, executor.now) for lease in executor.leases.of_engine(engine_id)]
+            ended = [info.lease_id for info in infos if not info.is_promised]
+            for lease_id in ended:
+                executor.do(Release(lease_id), None)
+            return len(ended)
 
     def probe(self, tokens: TokenIds, namespace: Iterable[str] = ()) -> int:
         """Return how many tokens `match_prefix` would match. Changes nothing. O(tokens)."""
@@ -288,9 +354,10 @@ class PrefixCache:
         if engine_id is not None:
             check_name(engine_id, "engine_id")
         with self._lock:
-            if self.lease_ttl_s is not None:
-                self._executor.begin(engine_id)
-            return self._executor.do(operation, engine_id)
+            executor = self._executor
+            if executor.leases.is_timed:
+                executor.begin(engine_id)
+            return executor.do(operation, engine_id)
 
     # Reading.
 
@@ -309,15 +376,49 @@ class PrefixCache:
             index, pool = executor.index, executor.pool
             return Stats(
                 num_free_blocks=pool.num_free_blocks,
-                num_leased_blocks=executor.num_leased_blocks,
+                num_leased_blocks=executor.allocator.num_leased_blocks,
                 num_cached_blocks=index.num_cached_blocks,
                 num_evictable_blocks=index.num_evictable_blocks,
                 num_protected_blocks=index.num_protected_blocks,
                 num_leases=len(executor.leases),
                 num_nodes=index.num_nodes,
                 num_namespaces=len(index.roots),
-                counters=executor.counters.as_dict(),
+                num_pins=executor.num_pins,
+                num_pinned_blocks=executor.num_pinned_blocks,
+                oldest_lease_age_s=executor.oldest_lease_age_s(),
+                counters=executor.totals(),
             )
+
+    def namespace_stats(self, namespace: Iterable[str] = (), max_namespaces: int = 1000) -> list[NamespaceStats]:
+        """Return what each namespace that begins with ``namespace`` has and had, up to so many. O(namespaces).
+
+        A namespace in which nothing is cached and no lease is open is forgotten, and its totals with it.
+        """
+        wanted = operations.check_namespace(namespace)
+        most = check_count(max_namespaces, "max_namespaces", 1)
+        with self._lock:
+            self._executor.begin(None)
+            roots = self._executor.index.roots
+            found = (root for name, root in roots.items() if name[: len(wanted)] == wanted)
+            return [_stats_of(root) for root in islice(found, most)]
+
+    def leases(self, engine_id: str | None = None) -> list[LeaseInfo]:
+        """Return all leases, or those of one engine, the oldest first. O(leases)."""
+        if engine_id is not None:
+            check_name(engine_id, "engine_id")
+        with self._lock:
+            self._executor.begin(None)
+            table, now = self._executor.leases, self._executor.now
+            found = table if engine_id is None else table.of_engine(engine_id)
+            return [table.info(lease, now) for lease in found]
+
+    def namespace_of(self, lease_id: str) -> Namespace | None:
+        """Return where a live lease, or one of the latest that expired, has its tokens; None: no such lease. O(1)."""
+        return self._executor.leases.namespace_of(lease_id)
+
+    def has_namespace(self, namespace: Namespace) -> bool:
+        """Tell whether anything is cached or leased in exactly this namespace. O(1)."""
+        return namespace in self._executor.index.roots
 
     def describe(self) -> Description:
         """Return what the cache was made with."""
@@ -359,6 +460,27 @@ class PrefixCache:
             f"<PrefixCache {pool.num_free_blocks} free and {num_cached} cached of {pool.num_blocks} blocks "
             f"of {self.block_size} tokens>"
         )
+
+
+def _checked_share(value: float, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise InvalidArgument(f"{what} is at least 0 and below 1, not {value!r}")
+    return value
+
+
+def _stats_of(root: Root) -> NamespaceStats:
+    return NamespaceStats(
+        namespace=root.namespace,
+        num_cached_blocks=root.num_cached_blocks,
+        num_evictable_blocks=root.num_cached_blocks - root.num_protected_blocks,
+        num_protected_blocks=root.num_protected_blocks,
+        num_leased_blocks=root.num_leased_blocks,
+        num_leases=root.num_leases,
+        num_requests=root.num_requests,
+        num_queried_tokens=root.num_queried_tokens,
+        num_hit_tokens=root.num_hit_tokens,
+        num_evicted_blocks=root.num_evicted_blocks,
+    )
 
 
 def _as_it_is(operation: Operation, outcome: Outcome) -> Outcome:

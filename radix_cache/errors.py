@@ -10,7 +10,10 @@
     ├── StaleLease (RuntimeError)         its namespace was reset since
     ├── BatchNotRun (RuntimeError)        a batch's answer was asked for before it ran
     ├── IntegrityError (AssertionError)   `check_integrity` found a broken invariant: a bug here
-    └── ServiceUnavailable (ConnectionError)   no answer from the server (remote clients only)
+    ├── Unauthenticated (PermissionError)      no token that the server knows (remote clients only, like all below)
+    ├── PermissionDenied (PermissionError)     the token may not do this, or not there
+    ├── LimitExceeded (RuntimeError)      as much is open as the server allows
+    └── ServiceUnavailable (ConnectionError)   no answer from the server
         └── DeadlineExceeded (TimeoutError)    ... in time
 
 An error changes nothing: the call that raised it did none of its work. Messages name the value and the limit; token ids
@@ -27,10 +30,13 @@ __all__ = [
     "InvalidBlocks",
     "InvalidTokens",
     "LeaseExpired",
+    "LimitExceeded",
+    "PermissionDenied",
     "PoolExhausted",
     "RadixCacheError",
     "ServiceUnavailable",
     "StaleLease",
+    "Unauthenticated",
     "UnknownLease",
 ]
 
@@ -72,7 +78,11 @@ class InvalidBlocks(InvalidArgument):
 class PoolExhausted(RadixCacheError, MemoryError):
     """``needed`` blocks were asked for, ``available`` could have been had (free and evictable, less what is kept
     back).
+
+    is_own_limit: the pool would have had them; what stands against it is the limit of the caller's own namespaces.
     """
+
+    is_own_limit = False
 
     def __init__(self, needed: int, available: int) -> None:
         super().__init__(f"{needed} blocks needed, {available} available")
@@ -114,6 +124,26 @@ class StaleLease(RadixCacheError, RuntimeError):
 
 class BatchNotRun(RadixCacheError, RuntimeError):
     """The answer of an operation was read before its batch ran, or the batch was left by an exception and never did."""
+
+
+class Unauthenticated(RadixCacheError, PermissionError):
+    """The server wants a token and was given none, or one that it does not know."""
+
+
+class PermissionDenied(RadixCacheError, PermissionError):
+    """The token that came with the call does not carry the right, or not for this namespace."""
+
+
+class LimitExceeded(RadixCacheError, RuntimeError):
+    """A server's limit is reached: ``limit`` is the name of its setting, ``value`` what that is set to."""
+
+    def __init__(self, limit: str, value: int) -> None:
+        super().__init__(f"{limit} is {value} here, and that many are open")
+        self.limit = limit
+        self.value = value
+
+    def __reduce__(self) -> tuple[type[LimitExceeded], tuple[str, int]]:
+        return type(self), (self.limit, self.value)
 
 
 class IntegrityError(RadixCacheError, AssertionError):

@@ -18,12 +18,12 @@ Nothing here recurses, so a tree may be as deep as it likes.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from radix_cache.errors import IntegrityError, InvalidTokens
-from radix_cache.node import BLOCK_ID_BYTES, MAX_PLAIN_CHILDREN, Node, Root, WideChildren, common_prefix
+from radix_cache.hints import NO_HINTS, Hints
+from radix_cache.node import BLOCK_ID_BYTES, MAX_PLAIN_CHILDREN, Node, Root, Share, WideChildren, common_prefix
 from radix_cache.operations import Namespace
 from radix_cache.policies import EvictionPolicy
 from radix_cache.stats import TreeNode
@@ -31,10 +31,11 @@ from radix_cache.tokens import TOKEN_BYTES
 
 __all__ = ["PrefixIndex"]
 
-FrozenNode: TypeAlias = tuple[int | Namespace, bytes, bytes, int]
-"""Position of the parent, or a root's namespace; tokens; block ids; last access."""
+FrozenNode: TypeAlias = tuple[int | Namespace, bytes, bytes, int, int, Any]
+"""Position of the parent, or a root's namespace; tokens; block ids; last access; created; the policy's data."""
 
 _MAX_EXTENDED_BYTES = 64 * 1024  # a span is not extended beyond this: each extension copies it
+_MAX_NEAR_CHILDREN = 4
 _MAX_TRIMMED_BLOCKS = 256  # of a longer leaf this much is cut off first: each trim copies the rest
 
 
@@ -42,19 +43,27 @@ class PrefixIndex:
     """Nodes under their namespaces' roots, and the eviction order of the leaves.
 
     num_cached_blocks, num_protected_blocks, num_nodes: kept up to date; what a reset detached counts until it is freed.
+    num_evicted_blocks, evicted_age, evicted_idle: totals; the last two summed over the blocks, in logical time.
     now: the logical time, one step for each touch of a path.
     """
 
-    def __init__(self, block_size: int, policy: EvictionPolicy) -> None:
+    def __init__(self, block_size: int, policy: EvictionPolicy, shares: dict[Namespace, Share] | None = None) -> None:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
-        self._visit = policy.visit
+        kind = type(policy)
+        self._touch_leaf = policy.touch  # all there is to a visit, where the policy has none of its own
+        self._visit = None if kind.visit is EvictionPolicy.visit else policy.visit
+        self._boundary = None if kind.boundary is EvictionPolicy.boundary else policy.boundary
+        self._evicted = None if kind.evicted is EvictionPolicy.evicted else policy.evicted
+        self._unlocked = None if kind.unlocked is EvictionPolicy.unlocked else policy.unlocked
         self.now = 0
+        self.num_evicted_blocks = self.evicted_age = self.evicted_idle = 0
         self.num_cached_blocks = 0
         self.num_protected_blocks = 0
         self.num_nodes = 0
         self.roots: dict[Namespace, Root] = {}
+        self.shares: dict[Namespace, Share] = {} if shares is None else shares
         self._doomed: list[Node] = []  # out of sight, still to be swept
         self._dead: set[Node] = set()  # swept while locked
 
@@ -85,9 +94,9 @@ class PrefixIndex:
         any, with the bytes of it that are. The ids of all that is covered are appended to ``block_ids``, span by span.
         """
         block_bytes = self.block_bytes
-        while at < limit and node.children is not None:
-            child = node.children.get(data[at : at + block_bytes])
-            if child is None:
+        while at < limit:
+            children = node.children
+            if children is None or (child := children.get(data[at : at + block_bytes])) is None:
                 break
             span = child.tokens
             end = at + len(span)
@@ -99,6 +108,20 @@ class PrefixIndex:
             node = child
             at = end
         return node, at, None, 0
+
+    def num_near_tokens(self, node: Node, covered: int, data: bytes, at: int, limit: int) -> int:
+        """Return how many tokens behind a match agree with a cached block that they do not fill.
+
+        The match covers ``covered`` bytes of ``node`` from ``at`` on, or ends in it (0). O(block_size).
+        """
+        if covered:
+            candidates = [node.tokens[covered : covered + self.block_bytes]]
+        elif type(node.children) is dict and len(node.children) <= _MAX_NEAR_CHILDREN:
+            candidates = list(node.children)
+        else:
+            return 0
+        behind = data[at + covered : min(at + covered + self.block_bytes, limit)]
+        return max((_num_common_tokens(block, behind) for block in candidates), default=0)
 
     def num_evictable_above(self, node: Node) -> int:
         """Evictable blocks on the path from the root through ``node``: what a lock on it would protect. O(depth)."""
@@ -171,8 +194,15 @@ class PrefixIndex:
             node = node.parent
         return self.cut(node, len(node.tokens) - (depth - stop))
 
-    def touch(self, node: Node, is_insert: bool, counted: Node | None = None) -> None:
-        """Note that the path through ``node`` was covered by a match or an insert. O(depth).
+    def touch(
+        self,
+        node: Node,
+        num_tokens: int,
+        is_insert: bool = False,
+        counted: Node | None = None,
+        hints: Hints = NO_HINTS,
+    ) -> None:
+        """Note that the path through ``node``, ``num_tokens`` long, was covered by a match or an insert. O(depth).
 
         ``counted``: where the last insert of the same request ended.
         """
@@ -181,10 +211,29 @@ class PrefixIndex:
         while above is not None:
             above.last_access = now
             above = above.parent
-        self._visit(node, is_insert, counted)
+        if self._visit is not None:
+            self._tell(node, num_tokens, is_insert, counted, hints)
+        elif node.children is None:
+            self._touch_leaf(node)
 
-    def hold(self, node: Node, is_insert: bool, counted: Node | None = None) -> None:
-        """Touch the path through ``node`` and protect it, once more. O(depth)."""
+    def _tell(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
+        """Let a policy that looks at paths see this one, with the boundary that it wants."""
+        if self._boundary is not None:
+            position = self._boundary(node, num_tokens, hints)
+            if position is not None and (stop := self.whole(position * TOKEN_BYTES)) > 0:
+                self.node_above(node, num_tokens * TOKEN_BYTES, stop)
+        assert self._visit is not None
+        self._visit(node, num_tokens, is_insert, counted, hints)
+
+    def hold(
+        self,
+        node: Node,
+        num_tokens: int,
+        is_insert: bool = False,
+        counted: Node | None = None,
+        hints: Hints = NO_HINTS,
+    ) -> None:
+        """Touch the path through ``node``, ``num_tokens`` long, and protect it, once more. O(depth)."""
         self.now = now = self.now + 1
         num_bytes = 0
         above: Node | None = node
@@ -199,14 +248,42 @@ class PrefixIndex:
         while above is not None:
             above.last_access = now
             above = above.parent
-        self.num_protected_blocks += num_bytes // BLOCK_ID_BYTES
-        self._visit(node, is_insert, counted)
+        if num_bytes:
+            num_blocks = num_bytes // BLOCK_ID_BYTES
+            self.num_protected_blocks += num_blocks
+            root: Root = node.root  # type: ignore[assignment]
+            root.num_protected_blocks += num_blocks
+            if root.share is not None:
+                root.share.num_protected_blocks += num_blocks
+        if self._visit is not None:
+            self._tell(node, num_tokens, is_insert, counted, hints)
+        elif node.children is None:
+            self._touch_leaf(node)
+
+    def _protect(self, node: Node, num_blocks: int) -> None:
+        """Count blocks of ``node``'s namespace as protected; a negative number for those that no longer are."""
+        self.num_protected_blocks += num_blocks
+        root = node.root
+        root.num_protected_blocks += num_blocks  # type: ignore[union-attr]
+        share = root.share  # type: ignore[union-attr]
+        if share is not None:
+            share.num_protected_blocks += num_blocks
+
+    def _cache(self, root: Root, num_blocks: int) -> None:
+        """Count blocks of a namespace as cached; a negative number for those that no longer are."""
+        self.num_cached_blocks += num_blocks
+        root.num_cached_blocks += num_blocks
+        if root.share is not None:
+            root.share.num_cached_blocks += num_blocks
 
     def unlock(self, node: Node) -> bytes:
         """Undo the lock of one `hold`; touches nothing. O(depth).
 
         Returns the ids of blocks that a reset had detached and that are free now; mostly none.
         """
+        if node.num_locks > 1:
+            node.num_locks -= 1
+            return b""
         freed = b""
         num_bytes = 0
         above: Node | None = node
@@ -215,15 +292,49 @@ class PrefixIndex:
             if locks:
                 break
             num_bytes += len(above.block_ids)
-            if above.children is None and above.parent is not None:
+            children = above.children
+            if children is None:
                 if above.is_dead:
                     self._dead.discard(above)
                     freed += self._drop(above)
-                else:
+                elif above.parent is not None:
                     self.policy.add(above)
+            else:
+                if self._unlocked is not None and above.parent is not None:
+                    self._unlocked(above)
+                if len(children) == 1:
+                    self._merge(above)
             above = above.parent
-        self.num_protected_blocks -= num_bytes // BLOCK_ID_BYTES
+        if num_bytes:
+            self._protect(node, -(num_bytes // BLOCK_ID_BYTES))
         return freed
+
+    def _merge(self, upper: Node) -> None:
+        """Join ``upper`` with its only child where nothing needs them apart: no lease ends between them, and policy and
+        time make no difference. The child stays the object that it is; ``upper`` is gone.
+        """
+        children, parent = upper.children, upper.parent
+        if parent is None or type(children) is not dict:
+            return
+        (lower,) = children.values()
+        if (
+            upper.last_access != lower.last_access
+            or upper.num_locks != (lower.num_locks > 0)
+            or len(upper.tokens) + len(lower.tokens) > _MAX_EXTENDED_BYTES
+            or not (self.policy.merges_touched or (upper.data == lower.data and upper.created == lower.created))
+        ):
+            return
+        key = upper.tokens[: self.block_bytes]
+        siblings = parent.children
+        if siblings is None or siblings.get(key) is not upper:
+            return  # detached by a reset, and in the list of what is to be swept
+        siblings[key] = lower
+        lower.parent = parent
+        lower.created = upper.created
+        lower.tokens = upper.tokens + lower.tokens
+        lower.block_ids = upper.block_ids + lower.block_ids
+        upper.is_dead = True
+        self.num_nodes -= 1
 
     def graft(self, node: Node, num_own_locks: int, tokens: bytes, block_ids: bytes) -> Node:
         """Add ``tokens`` (whole blocks that no child of ``node`` begins with) below ``node``; return where they end.
@@ -234,6 +345,10 @@ class PrefixIndex:
         children = node.children
         num_blocks = len(block_ids) // BLOCK_ID_BYTES
         self.num_cached_blocks += num_blocks
+        root: Root = node.root or node  # type: ignore[assignment]
+        root.num_cached_blocks += num_blocks
+        if root.share is not None:
+            root.share.num_cached_blocks += num_blocks
         if (
             children is None
             and node.num_locks == num_own_locks
@@ -243,9 +358,10 @@ class PrefixIndex:
             node.tokens += tokens
             node.block_ids += block_ids
             if num_own_locks:
-                self.num_protected_blocks += num_blocks
+                self._protect(node, num_blocks)
             return node
         child = Node(node, tokens, block_ids)
+        child.created = self.now + 1
         self._adopt(node, child)
         return child
 
@@ -255,17 +371,31 @@ class PrefixIndex:
         self.num_nodes += 1
         if children is None:
             node.children = children = {}
-            self.policy.discard(node)
+            if node.parent is not None:
+                self.policy.discard(node)
         elif type(children) is dict and len(children) >= MAX_PLAIN_CHILDREN:
             node.children = children = WideChildren(children)
         children[child.tokens[: self.block_bytes]] = child
 
     def open_root(self, namespace: Namespace) -> Root:
-        """Return the namespace's root, a new one if there is none; something must be grafted to it at once."""
+        """Return the namespace's root, a new one if there is none; it must be put to use at once."""
         root = self.roots.get(namespace)
         if root is None:
-            self.roots[namespace] = root = Root(namespace)
+            self.roots[namespace] = root = Root(namespace, self.share_of(namespace))
         return root
+
+    def close_root(self, root: Root) -> None:
+        """Forget a root that has neither children nor leases."""
+        if root.children is None and not root.num_leases and self.roots.get(root.namespace) is root:
+            del self.roots[root.namespace]
+
+    def share_of(self, namespace: Namespace) -> Share | None:
+        """Return the limits that the longest limited prefix of ``namespace`` is under."""
+        for length in range(len(namespace), -1, -1) if self.shares else ():
+            share = self.shares.get(namespace[:length])
+            if share is not None:
+                return share
+        return None
 
     def evict(self, num_blocks: int) -> list[bytes]:
         """Remove exactly ``min(num_blocks, evictable)`` blocks, in the policy's order, tails of leaves first.
@@ -279,19 +409,37 @@ class PrefixIndex:
             leaf = victim()
             if leaf is None:
                 raise IntegrityError(f"policy {self.policy.name!r} names no victim; {left} more blocks are evictable")
-            num_spare = len(leaf.block_ids) // BLOCK_ID_BYTES - left
-            if num_spare <= 0:
-                left = -num_spare
-                self._unlink(leaf)
-                evicted.append(self._drop(leaf))
-            elif num_spare > _MAX_TRIMMED_BLOCKS:
-                self.cut(leaf, (num_spare + left - max(left, _MAX_TRIMMED_BLOCKS)) * self.block_bytes)
-            else:
-                evicted.append(leaf.block_ids[num_spare * BLOCK_ID_BYTES :])
-                leaf.block_ids = leaf.block_ids[: num_spare * BLOCK_ID_BYTES]
-                leaf.tokens = leaf.tokens[: num_spare * self.block_bytes]
-                self.num_cached_blocks -= left
-                left = 0
+            piece = self.evict_from(leaf, left)
+            left -= len(piece) // BLOCK_ID_BYTES
+            evicted.append(piece)
+        return evicted
+
+    def evict_from(self, leaf: Node, num_blocks: int) -> bytes:
+        """Remove up to ``num_blocks`` blocks from the tail of an unlocked leaf; return their ids, in table order."""
+        num_had = len(leaf.block_ids) // BLOCK_ID_BYTES
+        num_evicted = min(num_had, num_blocks)
+        now, root = self.now, leaf.root
+        self.num_evicted_blocks += num_evicted
+        self.evicted_age += (now - leaf.created) * num_evicted
+        self.evicted_idle += (now - leaf.last_access) * num_evicted
+        root.num_evicted_blocks += num_evicted  # type: ignore[union-attr]
+        if self._evicted is not None:
+            self._evicted(leaf, num_evicted)
+        num_left = num_had - num_evicted
+        if not num_left:
+            self._unlink(leaf)
+            return self._drop(leaf)
+        if num_left > _MAX_TRIMMED_BLOCKS:  # of a long leaf a part is cut off first, so that trims copy little
+            num_cut = num_had - max(num_evicted, _MAX_TRIMMED_BLOCKS)
+            self.cut(leaf, num_cut * self.block_bytes)
+            num_left -= num_cut
+        evicted = leaf.block_ids[num_left * BLOCK_ID_BYTES :]
+        if not num_left:
+            self._unlink(leaf)
+            return self._drop(leaf)
+        leaf.block_ids = leaf.block_ids[: num_left * BLOCK_ID_BYTES]
+        leaf.tokens = leaf.tokens[: num_left * self.block_bytes]
+        self._cache(root, -num_evicted)  # type: ignore[arg-type]
         return evicted
 
     def _unlink(self, leaf: Node) -> None:
@@ -305,13 +453,14 @@ class PrefixIndex:
         del siblings[key]
         if not siblings:
             self._bare(parent)
+        elif len(siblings) == 1:
+            self._merge(parent)
 
     def _bare(self, node: Node) -> None:
         """``node`` has lost its last child."""
         node.children = None
         if isinstance(node, Root):
-            if self.roots.get(node.namespace) is node:
-                del self.roots[node.namespace]
+            self.close_root(node)
         elif not node.num_locks:
             self.policy.add(node)
 
@@ -320,7 +469,7 @@ class PrefixIndex:
         self.policy.discard(node)
         node.is_dead = True
         self.num_nodes -= 1
-        self.num_cached_blocks -= len(node.block_ids) // BLOCK_ID_BYTES
+        self._cache(node.root, -(len(node.block_ids) // BLOCK_ID_BYTES))  # type: ignore[arg-type]
         return node.block_ids
 
     # Forgetting.
@@ -384,20 +533,20 @@ class PrefixIndex:
         for node in self.nodes(self.roots.values()):
             position[node] = len(frozen)
             above = node.namespace if isinstance(node, Root) else position[node.parent]  # type: ignore[index]
-            frozen.append((above, node.tokens, node.block_ids, node.last_access))
+            frozen.append((above, node.tokens, node.block_ids, node.last_access, node.created, node.data))
         return frozen
 
     def thaw(self, frozen: Iterable[FrozenNode]) -> None:
         """Fill this empty index with what `freeze` returned. O(nodes log leaves)."""
         nodes: list[Node] = []
-        for above, tokens, block_ids, last_access in frozen:
+        for above, tokens, block_ids, last_access, created, data in frozen:
             if isinstance(above, tuple):
                 node: Node = self.open_root(above)
             else:
                 node = Node(nodes[above], tokens, block_ids)
                 self._adopt(nodes[above], node)
-                self.num_cached_blocks += node.num_blocks
-            node.last_access = last_access
+                self._cache(node.root, node.num_blocks)  # type: ignore[arg-type]
+            node.last_access, node.created, node.data = last_access, created, data
             self.now = max(self.now, last_access)
             nodes.append(node)
         for node in nodes:
@@ -430,72 +579,9 @@ class PrefixIndex:
             block_ids=node.block_ids[: num_shown_blocks * BLOCK_ID_BYTES],
         )
 
-    def check_integrity(self, holders: Iterable[Node]) -> set[int]:
-        """Walk everything; raise `IntegrityError` for the first broken invariant. ``holders``: where each lease ends.
 
-        Returns the ids of all cached blocks. O(tree).
-        """
-        ends = Counter(holders)
-        seen: set[int] = set()
-        leaves: set[Node] = set()
-        sums = Counter[str]()
-        detached = [node for node in self._doomed if not node.is_dead]
-        for node in self.nodes([*self.roots.values(), *detached, *self._dead]):
-            self._check_node(node)
-            self._check_links(node, ends[node])
-            ids = memoryview(node.block_ids).cast("i").tolist()
-            sums.update(nodes=node.parent is not None, cached=len(ids), locks=node.num_locks)
-            sums["protected"] += len(ids) if node.num_locks else 0
-            seen.update(ids)
-            if node.parent is not None and node.children is None and not node.is_dead:
-                leaves.add(node)
-        if len(seen) != sums["cached"]:
-            raise IntegrityError(f"{sums['cached'] - len(seen)} block ids are in the tree twice")
-        for counted, kept in (
-            (sums["nodes"], self.num_nodes),
-            (sums["cached"], self.num_cached_blocks),
-            (sums["protected"], self.num_protected_blocks),
-        ):
-            if counted != kept:
-                raise IntegrityError(f"nodes, cached, protected are {dict(sums)}; the books say {kept} for {counted}")
-        self._check_order(leaves)
-        return seen
-
-    def _check_node(self, node: Node) -> None:
-        """A span is a whole number of blocks, with an id for each, and is empty in roots alone."""
-        if len(node.tokens) % self.block_bytes or node.num_blocks * self.block_bytes != len(node.tokens):
-            raise IntegrityError(f"a node has {len(node.tokens)} bytes of tokens and {node.num_blocks} blocks")
-        if bool(node.tokens) is isinstance(node, Root):
-            raise IntegrityError("a span is empty exactly in a root")
-        if isinstance(node, Root) and not node.children:
-            raise IntegrityError(f"namespace {node.namespace} is kept with nothing in it")
-
-    def _check_links(self, node: Node, num_ends: int) -> None:
-        """Children are keyed by their first block, point back, and are no younger; locks are ends plus locked
-        children.
-        """
-        children = node.children
-        if children is not None and not children:
-            raise IntegrityError("an empty dict of children is kept")
-        num_locked = 0
-        for key, child in children.items() if children is not None else ():
-            if child.tokens[: self.block_bytes] != key or child.parent is not node:
-                raise IntegrityError("a child is not where its first block or its parent says")
-            if child.last_access > node.last_access or child.is_dead:
-                raise IntegrityError("a child was touched after its parent, or is dead")
-            num_locked += child.num_locks > 0
-        num_locked += sum(dead.parent is node for dead in self._dead)
-        num_locked += sum(top.parent is node and top.num_locks > 0 for top in self._doomed if not top.is_dead)
-        if node.num_locks != num_ends + num_locked:
-            raise IntegrityError(
-                f"{node.num_locks} locks on a node with {num_ends} leases and {num_locked} locked below"
-            )
-
-    def _check_order(self, leaves: set[Node]) -> None:
-        """The policy knows every unlocked leaf, once, and nothing but leaves."""
-        known = list(self.policy.candidates())
-        if len(set(known)) != len(known) or not leaves.issuperset(known):
-            raise IntegrityError("the eviction order names a leaf twice, or what is no leaf")
-        missing = [leaf for leaf in leaves.difference(known) if not leaf.num_locks]
-        if missing:
-            raise IntegrityError(f"{len(missing)} unlocked leaves are missing in the eviction order")
+def _num_common_tokens(block: bytes, behind: bytes) -> int:
+    """Return how many leading tokens of two short spans agree."""
+    pieces = range(0, min(len(block), len(behind)), TOKEN_BYTES)
+    differing = (at for at in pieces if block[at : at + TOKEN_BYTES] != behind[at : at + TOKEN_BYTES])
+    return next(differing, len(pieces) * TOKEN_BYTES) // TOKEN_BYTES

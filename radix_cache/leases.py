@@ -17,12 +17,15 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from radix_cache.errors import InvalidBlocks, LeaseExpired, UnknownLease
-from radix_cache.node import Node
+from radix_cache.hints import NO_HINTS
+from radix_cache.node import Node, Root
 from radix_cache.operations import Namespace
+from radix_cache.stats import LeaseInfo
 
 __all__ = ["Lease", "LeaseTable"]
 
 _MAX_PARTS = 256
+_NOTHING: frozenset[int] = frozenset()
 _NUM_REMEMBERED = 65_536
 
 
@@ -32,6 +35,7 @@ class Lease:
     lease_id: the name that any client may use in place of this object.
     namespace: where its tokens live.
     engine_id: the engine whose calls keep it alive, or None.
+    is_pin: it only keeps a prefix resident, see `radix_cache.PrefixCache.pin`.
     num_cached_tokens: tokens that were cached when it was opened.
     num_published_tokens: tokens, from position 0, that are in the tree and locked by this lease.
     """
@@ -40,16 +44,20 @@ class Lease:
         "__weakref__",
         "_deadline",
         "_engine",
+        "_hints",
         "_is_stale",
         "_node",
         "_num_queried_tokens",
+        "_opened_at",
         "_parts",
         "_private",
         "_redundant",
+        "_root",
         "_table",
         "_version",
         "block_size",
         "engine_id",
+        "is_pin",
         "lease_id",
         "namespace",
         "num_cached_tokens",
@@ -73,10 +81,14 @@ class Lease:
         self.num_published_tokens = num_cached_tokens
         self._parts = cached  # the published part of the table: int32 ids, span by span
         self._private: array[int] = array("i")  # the rest of it
-        self._redundant: set[int] = set()
+        self._redundant: frozenset[int] = _NOTHING
         self._version = 0  # of the table
-        self._table: tuple[int, array[int]] = (-1, self._private)
+        self._table: tuple[int, array[int]] | None = None
         self._node: Node | None = None  # where the locked path ends
+        self._root: Root = None  # type: ignore[assignment]  # of its namespace; a client's books have none
+        self._hints = NO_HINTS
+        self.is_pin = False
+        self._opened_at = 0.0
         self._engine: _Engine | None = None
         self._deadline = 0.0  # own promise; an engine's may be later
         self._is_stale = False
@@ -95,13 +107,13 @@ class Lease:
         A fresh array each time: write to it, wrap it, keep it; nobody else sees or changes it. O(number of blocks), a
         memcpy; keep it in a variable while it does not change.
         """
-        version, table = self._table
-        if version != self._version:
+        known = self._table
+        if known is None or known[0] != self._version:
             version = self._version  # read before what it stands for: a change by another thread meanwhile shows later
             table = array("i", self._published_ids())
             table.extend(self._private)
-            self._table = version, table
-        return table[:]
+            self._table = known = version, table
+        return known[1][:]
 
     @property
     def num_blocks(self) -> int:
@@ -123,7 +135,7 @@ class Lease:
             self._parts = [b"".join(self._parts)]
         self._parts.append(canonical)
         if redundant:
-            self._redundant.update(redundant)
+            self._redundant = self._redundant.union(redundant)
         self.num_published_tokens += num_blocks * self.block_size
         self._version += 1
 
@@ -151,7 +163,7 @@ class Lease:
 
     def _return(self, block_ids: array[int], num_trimmed: int) -> None:
         """The lease gave ``block_ids`` back, ``num_trimmed`` of them from the tail of its table."""
-        self._redundant.difference_update(block_ids)
+        self._redundant = self._redundant.difference(block_ids)
         del self._private[len(self._private) - num_trimmed :]
         self._version += 1
 
@@ -174,18 +186,20 @@ class _Engine:
 class LeaseTable:
     """Finds leases by id, and names those that have run out.
 
-    ttl_s: seconds that a lease lives unheard of; None: for ever. by_id: the live leases, for reading.
+    ttl_s: seconds that a lease lives unheard of; None: for ever. is_timed: whether any lease can run out. by_id: the
+    live leases, for reading.
     Every method is O(1) but `expired`, which is
     O(log n) for each deadline that came up.
     """
 
     def __init__(self, ttl_s: float | None) -> None:
         self.ttl_s = ttl_s
+        self.is_timed = ttl_s is not None
         self.by_id: dict[str, Lease] = {}
         self._engines: dict[str, _Engine] = {}
         self._deadlines: list[tuple[float, int, _Engine | Lease]] = []
         self._num_scheduled = 0  # breaks ties in the heap
-        self._gone: OrderedDict[str, None] = OrderedDict()  # ids that expired, the newest last
+        self._gone: OrderedDict[str, Namespace] = OrderedDict()  # ids that expired, the newest last
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -206,7 +220,9 @@ class LeaseTable:
     def add(self, lease: Lease, now: float) -> None:
         """Take up a new lease; it lives until ``now + ttl_s`` at least."""
         self.by_id[lease.lease_id] = lease
-        self._gone.pop(lease.lease_id, None)
+        lease._opened_at = now
+        if self._gone:
+            self._gone.pop(lease.lease_id, None)
         if lease.engine_id is not None:
             lease._engine = engine = self._engines.setdefault(lease.engine_id, _Engine())
             engine.leases[lease.lease_id] = lease
@@ -217,6 +233,13 @@ class LeaseTable:
             else:
                 self._hear(lease._engine, now + self.ttl_s)
 
+    def add_pin(self, pin: Lease, now: float, ttl_s: float) -> None:
+        """Take up a lease that lives until ``now + ttl_s``, also where others live for ever."""
+        self.by_id[pin.lease_id] = pin
+        self._gone.pop(pin.lease_id, None)
+        self.is_timed = True
+        self.promise(pin, now, ttl_s)
+
     def remove(self, lease: Lease) -> None:
         """Forget a lease."""
         del self.by_id[lease.lease_id]
@@ -226,10 +249,36 @@ class LeaseTable:
             if not engine.leases:
                 del self._engines[lease.engine_id]  # type: ignore[arg-type]
 
+    def namespace_of(self, lease_id: str) -> Namespace | None:
+        """Return where a live lease, or one of the latest that expired, has its tokens."""
+        lease = self.by_id.get(lease_id)
+        return self._gone.get(lease_id) if lease is None else lease.namespace
+
+    def oldest_age_s(self, now: float) -> float | None:
+        """Return how long ago the oldest lease that is no pin was opened. O(pins)."""
+        oldest = next((lease for lease in self.by_id.values() if not lease.is_pin), None)
+        return None if oldest is None else now - oldest._opened_at
+
     def of_engine(self, engine_id: str) -> list[Lease]:
         """The engine's leases."""
         engine = self._engines.get(engine_id)
         return list(engine.leases.values()) if engine else []
+
+    def info(self, lease: Lease, now: float) -> LeaseInfo:
+        """Say what a live lease has, and how long it lives on."""
+        is_timed = self.ttl_s is not None or lease.is_pin
+        return LeaseInfo(
+            lease_id=lease.lease_id,
+            namespace=lease.namespace,
+            engine_id=lease.engine_id,
+            num_cached_tokens=lease.num_cached_tokens,
+            num_published_tokens=lease.num_published_tokens,
+            num_private_blocks=len(lease._private),
+            num_redundant_blocks=len(lease._redundant),
+            left_s=self._until(lease) - now if is_timed else None,
+            is_promised=lease._engine is not None and lease._deadline > now,
+            is_pin=lease.is_pin,
+        )
 
     def heartbeat(self, engine_id: str, now: float) -> None:
         """Renew every lease of the engine."""
@@ -244,7 +293,7 @@ class LeaseTable:
 
     def promise(self, lease: Lease, now: float, ttl_s: float) -> None:
         """Let this lease live until ``now + ttl_s``, whatever becomes of its engine."""
-        if self.ttl_s is not None:
+        if self.ttl_s is not None or lease.is_pin:
             lease._deadline = max(lease._deadline, now + ttl_s)  # what was promised is not taken back
             self._schedule(lease._deadline, lease)
 
@@ -266,7 +315,7 @@ class LeaseTable:
                 if self._until(lease) <= now:
                     gone.append(lease)
                     self.remove(lease)
-                    self._remember(lease.lease_id)
+                    self._remember(lease)
                 elif lease._deadline > now:  # else its engine lives, and has a deadline of its own in the heap
                     self._schedule(lease._deadline, lease)
         return gone
@@ -285,8 +334,8 @@ class LeaseTable:
         self._num_scheduled += 1
         heapq.heappush(self._deadlines, (deadline, self._num_scheduled, holder))
 
-    def _remember(self, lease_id: str) -> None:
-        self._gone[lease_id] = None
+    def _remember(self, lease: Lease) -> None:
+        self._gone[lease.lease_id] = lease.namespace
         if len(self._gone) > _NUM_REMEMBERED:
             self._gone.popitem(last=False)
 

@@ -15,8 +15,9 @@ The representation is what makes plain Python fast enough here:
 from __future__ import annotations
 
 from typing import Any
+from zlib import crc32
 
-__all__ = ["Node", "Root", "WideChildren", "common_prefix"]
+__all__ = ["Node", "Root", "Share", "WideChildren", "common_prefix"]
 
 BLOCK_ID_BYTES = 4
 MAX_PLAIN_CHILDREN = 2048
@@ -33,13 +34,17 @@ class Node:
     children: first block of the child's span -> child; None where there are none.
     num_locks: leases that end here + children with locks.
     last_access: logical time of the last match or insert that covered this node.
+    created: logical time at which its first block came.
+    root: the namespace's root; None in a root itself.
     is_dead: out of the tree, by eviction or reset; what is still locked then is freed when it is unlocked.
-    prev, next, rank, data: for the eviction policy alone; both halves of a cut share ``data``, so it is immutable.
+    prev, next, rank, data: for the eviction policy alone, whatever they hold there; both halves of a cut share
+    ``data``, so it is immutable.
     """
 
     __slots__ = (
         "block_ids",
         "children",
+        "created",
         "data",
         "is_dead",
         "last_access",
@@ -48,6 +53,7 @@ class Node:
         "parent",
         "prev",
         "rank",
+        "root",
         "tokens",
     )
 
@@ -58,9 +64,11 @@ class Node:
         self.children: dict[bytes, Node] | WideChildren | None = None
         self.num_locks = 0
         self.last_access = 0
+        self.created = 0
+        self.root: Root | None = None if parent is None else parent.root or parent  # type: ignore[assignment]
         self.is_dead = False
-        self.prev: Node | None = None
-        self.next: Node | None = None
+        self.prev: Any = None
+        self.next: Any = None
         self.rank: Any = None
         self.data: Any = None
 
@@ -79,6 +87,7 @@ class Node:
         num_id_bytes = num_bytes // block_bytes * BLOCK_ID_BYTES
         upper = Node(self.parent, tokens[:num_bytes], block_ids[:num_id_bytes])
         upper.last_access = self.last_access
+        upper.created = self.created
         upper.data = self.data
         upper.num_locks = 1 if self.num_locks else 0
         upper.children = {tokens[num_bytes : num_bytes + block_bytes]: self}
@@ -92,11 +101,37 @@ class Node:
         return upper
 
 
+class Share:
+    """The limits of one or several namespaces, and what they have of the pool together.
+
+    max_blocks: the most that they may have, cached and leased; None: any number. min_blocks: so many of their cached
+    blocks are not evicted for others.
+    """
+
+    __slots__ = ("max_blocks", "min_blocks", "num_cached_blocks", "num_leased_blocks", "num_protected_blocks")
+
+    def __init__(self, max_blocks: int | None, min_blocks: int) -> None:
+        self.max_blocks = max_blocks
+        self.min_blocks = min_blocks
+        self.num_cached_blocks = self.num_protected_blocks = self.num_leased_blocks = 0
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        """Cached blocks with no lease on or below them."""
+        return self.num_cached_blocks - self.num_protected_blocks
+
+    @property
+    def num_spare_blocks(self) -> int:
+        """Evictable blocks that others may have."""
+        return max(min(self.num_evictable_blocks, self.num_cached_blocks - self.min_blocks), 0)
+
+
 class WideChildren:
     """The children of a node that has very many: the part of a dict's interface that the tree uses, over small dicts.
 
     One big dict that gains and loses keys all the time is rehashed now and then: 15 ms at 200,000 keys, in the middle
-    of some call. Of 256 dicts each is rehashed 256 times as fast.
+    of some call. Of 256 dicts each is rehashed 256 times as fast. A key's dict is found by a checksum, and not by
+    Python's own hash, whose seed is another one in each process: the same calls must give the same order anywhere.
     """
 
     __slots__ = ("_num_children", "_shards")
@@ -105,22 +140,22 @@ class WideChildren:
         self._shards: list[dict[bytes, Node]] = [{} for _ in range(_NUM_SHARDS)]
         self._num_children = len(children)
         for key, child in children.items():
-            self._shards[hash(key) % _NUM_SHARDS][key] = child
+            self._shards[crc32(key) & 255][key] = child
 
     def __len__(self) -> int:
         return self._num_children
 
     def get(self, key: bytes) -> Node | None:
         """Return the child whose span begins with ``key``, or None."""
-        return self._shards[hash(key) % _NUM_SHARDS].get(key)
+        return self._shards[crc32(key) & 255].get(key)
 
     def __setitem__(self, key: bytes, child: Node) -> None:
-        shard = self._shards[hash(key) % _NUM_SHARDS]
+        shard = self._shards[crc32(key) & 255]
         self._num_children += key not in shard
         shard[key] = child
 
     def __delitem__(self, key: bytes) -> None:
-        del self._shards[hash(key) % _NUM_SHARDS][key]
+        del self._shards[crc32(key) & 255][key]
         self._num_children -= 1
 
     def values(self) -> list[Node]:
@@ -133,13 +168,34 @@ class WideChildren:
 
 
 class Root(Node):
-    """Where a namespace begins: an empty span. It lives as long as anything is cached below it."""
+    """Where a namespace begins, an empty span; and what the namespace has.
 
-    __slots__ = ("namespace",)
+    It lives as long as anything is cached below it, or any lease is open in it.
 
-    def __init__(self, namespace: tuple[str, ...]) -> None:
+    num_cached_blocks, num_protected_blocks, num_leased_blocks, num_leases: now.
+    num_requests, num_queried_tokens, num_hit_tokens, num_evicted_blocks: since it began.
+    share: the limits that it is under, with others of its kind; None: none.
+    """
+
+    __slots__ = (
+        "namespace",
+        "num_cached_blocks",
+        "num_evicted_blocks",
+        "num_hit_tokens",
+        "num_leased_blocks",
+        "num_leases",
+        "num_protected_blocks",
+        "num_queried_tokens",
+        "num_requests",
+        "share",
+    )
+
+    def __init__(self, namespace: tuple[str, ...], share: Share | None = None) -> None:
         super().__init__(None, b"", b"")
         self.namespace = namespace
+        self.share = share
+        self.num_cached_blocks = self.num_protected_blocks = self.num_leased_blocks = self.num_leases = 0
+        self.num_requests = self.num_queried_tokens = self.num_hit_tokens = self.num_evicted_blocks = 0
 
 
 def common_prefix(span: bytes, data: bytes, start: int, limit: int, unit: int) -> int:

@@ -15,7 +15,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from radix_cache.errors import InvalidArgument, RadixCacheError, UnknownLease
-from radix_cache.tokens import BlockIds, TokenIds, as_block_ids, pack_tokens, shown
+from radix_cache.hints import NO_HINTS, Hints, check_hints
+from radix_cache.tokens import TOKEN_BYTES, BlockIds, TokenIds, as_block_ids, pack_tokens, shown
 
 __all__ = [
     "Allocate",
@@ -45,6 +46,7 @@ __all__ = [
     "needed_by",
     "new_lease_id",
     "opened_by",
+    "pin",
     "probe",
     "release",
     "renew",
@@ -52,6 +54,8 @@ __all__ = [
 ]
 
 Namespace: TypeAlias = tuple[str, ...]
+
+_new: Any = tuple.__new__  # makes a named tuple without its own constructor, which is a Python function
 
 MAX_NAME_LENGTH = 256
 MAX_NAMESPACE_PARTS = 32
@@ -62,7 +66,10 @@ MAX_SECONDS = 1e9
 
 
 class MatchPrefix(NamedTuple):
-    """Find, lock and allocate. ``lease_id`` names the lease that it opens, ``parent_id`` the one it forks from."""
+    """Find, lock and allocate. ``lease_id`` names the lease that it opens, ``parent_id`` the one it forks from.
+
+    With ``pin_s``, the lease is a pin: it belongs to no engine, and ends after so many seconds.
+    """
 
     tokens: bytes
     lease_id: str
@@ -71,6 +78,8 @@ class MatchPrefix(NamedTuple):
     num_tokens: int | None = None
     num_blocks: int | None = None
     parent_id: str | None = None
+    hints: Hints = NO_HINTS
+    pin_s: float | None = None
 
 
 class Allocate(NamedTuple):
@@ -87,6 +96,7 @@ class Insert(NamedTuple):
     lease_id: str
     tokens: bytes
     offset: int = 0
+    hints: Hints = NO_HINTS
 
 
 class Free(NamedTuple):
@@ -181,17 +191,29 @@ def match_prefix(
     num_blocks: int | None = None,
     parent: object = None,
     lease_id: str | None = None,
+    hints: Hints | None = None,
 ) -> MatchPrefix:
     """Check and pack the arguments of a match; a lease id is chosen where none is given."""
-    return MatchPrefix(
-        pack_tokens(tokens),
-        new_lease_id() if lease_id is None else check_name(lease_id, "lease_id"),
-        check_namespace(namespace),
-        None if max_tokens is None else check_count(max_tokens, "max_tokens", most=MAX_TOKENS),
-        None if num_tokens is None else check_count(num_tokens, "num_tokens", most=MAX_TOKENS),
-        None if num_blocks is None else check_count(num_blocks, "num_blocks"),
-        None if parent is None else lease_id_of(parent),
+    operation: MatchPrefix = _new(
+        MatchPrefix,
+        (
+            tokens if type(tokens) is bytes and not len(tokens) % TOKEN_BYTES else pack_tokens(tokens),
+            new_lease_id() if lease_id is None else check_name(lease_id, "lease_id"),
+            namespace if type(namespace) is tuple and not namespace else check_namespace(namespace),
+            None if max_tokens is None else check_count(max_tokens, "max_tokens", 0, MAX_TOKENS),
+            None if num_tokens is None else check_count(num_tokens, "num_tokens", 0, MAX_TOKENS),
+            None if num_blocks is None else check_count(num_blocks, "num_blocks"),
+            None if parent is None else lease_id_of(parent),
+            NO_HINTS if hints is None else check_hints(hints),
+            None,
+        ),
     )
+    return operation
+
+
+def pin(tokens: TokenIds, ttl_s: float, namespace: Iterable[str] = (), lease_id: str | None = None) -> MatchPrefix:
+    """Check and pack the arguments of a pin."""
+    return match_prefix(tokens, namespace, lease_id=lease_id)._replace(pin_s=check_seconds(ttl_s, "ttl_s"))
 
 
 def allocate(lease: object, num_tokens: int | None = None, num_blocks: int | None = None) -> Allocate:
@@ -205,9 +227,18 @@ def allocate(lease: object, num_tokens: int | None = None, num_blocks: int | Non
     )
 
 
-def insert(lease: object, tokens: TokenIds, offset: int = 0) -> Insert:
+def insert(lease: object, tokens: TokenIds, offset: int = 0, hints: Hints | None = None) -> Insert:
     """Check and pack the arguments of an insert."""
-    return Insert(lease_id_of(lease), pack_tokens(tokens), check_count(offset, "offset", most=MAX_TOKENS))
+    operation: Insert = _new(
+        Insert,
+        (
+            lease_id_of(lease),
+            tokens if type(tokens) is bytes and not len(tokens) % TOKEN_BYTES else pack_tokens(tokens),
+            offset if type(offset) is int and offset == 0 else check_count(offset, "offset", 0, MAX_TOKENS),
+            NO_HINTS if hints is None else check_hints(hints),
+        ),
+    )
+    return operation
 
 
 def free(lease: object, block_ids: BlockIds) -> Free:
@@ -217,7 +248,8 @@ def free(lease: object, block_ids: BlockIds) -> Free:
 
 def release(lease: object) -> Release:
     """Check the argument of a release."""
-    return Release(lease_id_of(lease))
+    operation: Release = _new(Release, (lease_id_of(lease),))
+    return operation
 
 
 def renew(lease: object, ttl_s: float | None = None) -> Renew:
@@ -268,6 +300,8 @@ def lease_id_of(lease: object) -> str:
     Raises `InvalidArgument` for what is neither, `UnknownLease` for an id that no lease can have.
     """
     lease_id = lease if type(lease) is str else getattr(lease, "lease_id", lease)
+    if type(lease_id) is str and lease_id and lease_id.isascii():
+        return lease_id
     if not isinstance(lease_id, str):
         raise InvalidArgument(f"a lease or its id is needed, not {type(lease).__name__}")
     if not lease_id or not lease_id.isascii():

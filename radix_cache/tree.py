@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from radix_cache.errors import IntegrityError, InvalidBlocks, UnknownLease
+from radix_cache.hints import Hints, check_hints
 from radix_cache.index import FrozenNode, PrefixIndex
+from radix_cache.integrity import check_index
 from radix_cache.node import BLOCK_ID_BYTES, Node
 from radix_cache.operations import MAX_TOKENS, InsertResult, Namespace, check_count, check_namespace
 from radix_cache.policies import EvictionPolicy, make_policy
@@ -94,7 +96,13 @@ class RadixTree:
         """Nodes with a span, roots not counted. O(1)."""
         return self._index.num_nodes
 
-    def match_prefix(self, tokens: TokenIds, namespace: Namespace = (), max_tokens: int | None = None) -> Match:
+    def match_prefix(
+        self,
+        tokens: TokenIds,
+        namespace: Namespace = (),
+        max_tokens: int | None = None,
+        hints: Hints | None = None,
+    ) -> Match:
         """Find the longest cached prefix of ``tokens`` in whole blocks, lock it and touch it.
 
         ``max_tokens`` caps the match. Mutates: cuts a node that is matched in part. O(tokens), a memcmp for each node.
@@ -106,6 +114,7 @@ class RadixTree:
         if max_tokens is not None:
             limit = min(limit, check_count(max_tokens, "max_tokens", most=MAX_TOKENS) * TOKEN_BYTES)
         limit -= limit % index.block_bytes
+        hints = check_hints(hints)
         root = index.roots.get(check_namespace(namespace))
         parts: list[bytes] = []
         match = Match(self, None, 0, parts)
@@ -114,9 +123,9 @@ class RadixTree:
             if child is not None:
                 node = index.cut(child, covered)
             if node is not root:
-                index.hold(node, is_insert=False)
                 match._node = node
                 match.num_tokens = (at + covered) // TOKEN_BYTES
+                index.hold(node, match.num_tokens, hints=hints)
         self._held.add(match)
         return match
 
@@ -132,7 +141,9 @@ class RadixTree:
         freed = b"" if match._node is None else self._index.unlock(match._node)
         return self._disown([freed]) if freed else array("i")
 
-    def insert(self, tokens: TokenIds, block_ids: BlockIds, namespace: Namespace = ()) -> InsertResult:
+    def insert(
+        self, tokens: TokenIds, block_ids: BlockIds, namespace: Namespace = (), hints: Hints | None = None
+    ) -> InsertResult:
         """Remember that ``block_ids`` hold the whole blocks of ``tokens``.
 
         ``block_ids``: one for each whole block; one more, for the ragged tail, may follow and is ignored. What the tree
@@ -142,7 +153,7 @@ class RadixTree:
         an id twice, and an id that the tree holds elsewhere.
         """
         data = pack_tokens(tokens)
-        namespace = check_namespace(namespace)
+        namespace, hints = check_namespace(namespace), check_hints(hints)
         limit = self._index.whole(len(data))
         ids = self._checked_ids(block_ids, limit, is_ragged=limit < len(data))
         index = self._index
@@ -161,7 +172,7 @@ class RadixTree:
             self._own(adopted)
             canonical.extend(adopted)
         if node is not None and limit:
-            index.touch(node, is_insert=True)
+            index.touch(node, limit // TOKEN_BYTES, is_insert=True, hints=hints)
         return InsertResult((at + covered) // TOKEN_BYTES, canonical, redundant)
 
     def _checked_ids(self, block_ids: BlockIds, limit: int, *, is_ragged: bool) -> array[int]:
@@ -240,13 +251,14 @@ class RadixTree:
     def check_integrity(self) -> None:
         """Walk everything; raise `IntegrityError` on the first broken invariant. O(tree)."""
         held = (match._node for match in self._held if match._node is not None)
-        cached = self._index.check_integrity(held)
+        cached = check_index(self._index, held)
         if sum(self._owned) != len(cached) or not all(self._owned[block_id] for block_id in cached):
             raise IntegrityError(f"the tree holds {len(cached)} blocks and has {sum(self._owned)} marked as its own")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy or pickle flat, however deep the tree is. Matches are not held in a copy."""
-        return _restore, (self.block_size, copy.copy(self._index.policy), self._index.freeze())
+        policy = self._index.policy
+        return _restore, (self.block_size, copy.copy(policy), policy.saved(), self._index.freeze())
 
     def __repr__(self) -> str:
         return (
@@ -255,10 +267,11 @@ class RadixTree:
         )
 
 
-def _restore(block_size: int, policy: EvictionPolicy, frozen: list[FrozenNode]) -> RadixTree:
+def _restore(block_size: int, policy: EvictionPolicy, saved: Any, frozen: list[FrozenNode]) -> RadixTree:
     tree = RadixTree(block_size, policy)
+    policy.restore(saved)
     tree._index.thaw(frozen)
-    for _, _, block_ids, _ in frozen:
+    for _, _, block_ids, *_ in frozen:
         if block_ids:
             tree._own(array("i", block_ids))
     return tree

@@ -214,6 +214,21 @@ class Release(NamedTuple):
         return Call("release", {"lease_id": world.pick(self.lease, world.opened_bare)})
 
 
+class Pin(NamedTuple):
+    """A prefix to keep, for less or more than the ttl of the machine."""
+
+    prompt: Prompt
+    ttl_s: float
+    namespace: Namespace = ()
+
+    def resolve(self, world: World) -> Call:
+        """Pin under a new name."""
+        tokens, lease_id = self.prompt.tokens(world.model.block_size), world.new_id()
+        world.opened.append(lease_id)
+        options = {"tokens": tokens, "ttl_s": self.ttl_s, "lease_id": lease_id, "namespace": self.namespace}
+        return Call("pin", options)
+
+
 class Renew(NamedTuple):
     """A promise."""
 
@@ -306,6 +321,7 @@ matches_by_name = st.builds(Match, prompts(), namespaces(), targets, few_blocks,
 releases = st.builds(Release, live)
 probes = st.builds(Probe, prompts(), namespaces())
 evicts = st.builds(Evict, st.integers(0, 6))
+pins = st.builds(Pin, prompts(4), st.sampled_from([4, 25]), namespaces())
 resets = st.builds(Reset, st.none() | st.sampled_from(NAMESPACES), prompts(2))
 
 
@@ -315,4 +331,4 @@ def naming(who: st.SearchStrategy[Who]) -> st.SearchStrategy[Drawn]:
     return st.one_of(forks(who), allocates(who), inserts(who), inserts(who), frees(who), ends, renews(who))
 
 
-anything = st.one_of(matches, requests, naming(anyone), naming(live), matches_by_name, probes, evicts, resets)
+anything = st.one_of(matches, requests, naming(anyone), naming(live), matches_by_name, pins, probes, evicts, resets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from radix_cache.node import Node
 from radix_cache.policies import LRU
@@ -17,11 +18,11 @@ class Faulty(LRU):
 
     name = "faulty"
 
-    def visit(self, node: Node, is_insert: bool, counted: Node | None) -> None:
+    def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Any) -> None:
         """Fail where the span begins with one of the tokens above."""
         tokens = unpack_tokens(node.tokens)
         if tokens[0] == RAISES:
             raise ValueError(f"these are the tokens of somebody else: {tokens.tolist()}")
         if tokens[0] == CANCELS:
             raise asyncio.CancelledError
-        super().visit(node, is_insert, counted)
+        super().visit(node, num_tokens, is_insert, counted, hints)

@@ -27,23 +27,30 @@ from calls import (
     matches,
     matches_by_name,
     naming,
+    pins,
     probes,
     requests,
     resets,
 )
-from helpers import counters
+from helpers import NAMESPACES, counters
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from model import CacheModel, Call, Inserted
+from model import OPENING, CacheModel, Call, Inserted
 from routes import InProcess, Route
 
-from radix_cache import Lease
+from radix_cache import Lease, NamespaceLimit
 from radix_cache.errors import InvalidArgument, PoolExhausted, RadixCacheError, UnknownLease
 
 TTL_S = 10
+_, FAMILY, MEMBER, OTHER = NAMESPACES
+LIMITS = [
+    {MEMBER: NamespaceLimit(max_blocks=3)},
+    {FAMILY: NamespaceLimit(max_blocks=4, min_blocks=1), OTHER: NamespaceLimit(min_blocks=2)},
+    {(): NamespaceLimit(min_blocks=1), MEMBER: NamespaceLimit(max_blocks=2, min_blocks=2)},
+]
 LAST = Who(-1)
 others = st.sampled_from(["repeat a batch", "send an old batch", "give everything back"])
-seldom = st.one_of(probes, evicts, probes, evicts, resets, matches_by_name, inserts(gone), naming(gone), others)
+seldom = st.one_of(probes, evicts, probes, evicts, resets, pins, matches_by_name, inserts(gone), naming(gone), others)
 engines = st.sampled_from([None, "E", "F"])
 
 
@@ -58,10 +65,10 @@ def attempt(act: Callable[[], Any]) -> Any:
 def perform(target: Any, call: Call, lease_of: Callable[[str], Any]) -> Any:
     """Call the verb on a caller, or on the recorder of a batch."""
     options = dict(call.options)
-    if call.verb == "match_prefix":
+    if call.verb in OPENING:
         if "parent" in options:
             options["parent"] = lease_of(options["parent"])
-        return target.match_prefix(**options)
+        return getattr(target, call.verb)(**options)
     first = [lease_of(options.pop("lease_id"))] if "lease_id" in options else []
     return getattr(target, call.verb)(*first, **options)
 
@@ -92,6 +99,8 @@ class CacheMachine(RuleBasedStateMachine):
         num_reserved_blocks=st.integers(0, 1),
         lease_ttl_s=st.sampled_from([None, TTL_S]),
         growth_share=st.sampled_from([0.0, 0.0, 0.25]),
+        pin_share=st.sampled_from([0.25, 0.5]),
+        limits=st.sampled_from([{}, {}, *LIMITS]),
     )
     def start(self, **config: Any) -> None:
         """Begin with an empty cache."""
@@ -194,7 +203,7 @@ class CacheMachine(RuleBasedStateMachine):
             opened: dict[str, Any] = {}
             for call in calls:
                 pending.append(perform(recorder, call, lambda i: opened.get(i, self.lease_of(i, by_id=False))))
-                if call.verb == "match_prefix":
+                if call.verb in OPENING:
                     opened[call.options["lease_id"]] = pending[-1]
         return [attempt(answer.result) for answer in pending]
 
@@ -259,6 +268,7 @@ class CacheMachine(RuleBasedStateMachine):
         )
         assert counters(stats) == expected
         assert stats.num_leases == len(self.model.leases)
+        assert stats.num_pinned_blocks == self.model.num_pinned
         self.world.gone += [lease_id for lease_id in self.leases if lease_id not in self.model.leases]
         self.leases = {lease_id: self.leases[lease_id] for lease_id in self.model.leases}
         for lease_id, lease in self.leases.items():

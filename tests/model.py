@@ -8,11 +8,11 @@ that no block which has been free for longer was passed over, and goes on with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tree_model import Block, Namespace, TreeModel
+from tree_model import ANY, Block, Namespace, TreeModel
 
 from radix_cache.errors import (
     InvalidArgument,
@@ -39,6 +39,7 @@ class LeaseModel:
     redundant: list[int] = field(default_factory=list)
     is_stale: bool = False
     deadline: float = 0.0  # its own, apart from its engine's
+    is_pin: bool = False
 
 
 class Inserted(NamedTuple):
@@ -56,6 +57,9 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
+OPENING = ("match_prefix", "pin")
+
+
 class CacheModel:
     """The verbs of `radix_cache.PrefixCache`. ``now`` is moved by the test; ``engine_id`` says who calls."""
 
@@ -66,7 +70,11 @@ class CacheModel:
         num_reserved_blocks: int = 0,
         lease_ttl_s: float | None = None,
         growth_share: float = 0.0,
+        pin_share: float = 0.25,
+        limits: Mapping[Namespace, Any] | None = None,
     ) -> None:
+        self.limits = dict(limits or {})
+        self.num_pinnable = int((num_blocks - num_reserved_blocks) * pin_share)
         self.block_size = block_size
         self.ttl_s = lease_ttl_s
         self.tree = TreeModel(block_size)
@@ -109,9 +117,55 @@ class CacheModel:
         if num_blocks and (num_blocks > available or self.is_refusing):
             raise PoolExhausted(num_blocks, max(available, 0))
 
-    def take(self, num_blocks: int) -> list[int]:
+    def group(self, namespace: Namespace) -> Namespace | None:
+        """Return the limited prefix that a namespace falls under: the longest."""
+        fitting = [prefix for prefix in self.limits if namespace[: len(prefix)] == prefix]
+        return max(fitting, key=len, default=None)
+
+    def cached_in(self, group: Namespace | None) -> list[Block]:
+        """Return the cached blocks of a group of namespaces."""
+        return [block for block in self.tree.cached if self.group(block.namespace) == group]
+
+    def leased_in(self, group: Namespace | None) -> int:
+        """Return how many blocks leases of a group alone have."""
+        leases = [lease for lease in self.leases.values() if self.group(lease.namespace) == group]
+        return sum(len(lease.private) + len(lease.redundant) for lease in leases)
+
+    def available(self, namespace: Namespace, own: set[Block], kept_free: int = 0) -> int:
+        """Return how many blocks a lease there can have, whose match is ``own``, within all limits."""
+        mine, locked = self.group(namespace), self.tree.locked | own
+        available = len(self.freed_at) - kept_free
+        for group in {None, *self.limits}:
+            cached = self.cached_in(group)
+            evictable = len([block for block in cached if block not in locked])
+            kept = 0 if group is None or group == mine else self.limits[group].min_blocks
+            available += max(0, min(evictable, len(cached) - kept))
+        if mine is not None and self.limits[mine].max_blocks is not None:
+            cached = self.cached_in(mine)
+            evictable = len([block for block in cached if block not in locked])
+            room = self.limits[mine].max_blocks - len(cached) - self.leased_in(mine)
+            available = min(available, room + evictable)
+        return available
+
+    def evict_for(self, mine: Namespace | None, num_blocks: int) -> None:
+        """Free so many blocks, the least recently used first, within what others may keep."""
+        freed: list[int] = []
+        for _ in range(max(num_blocks, 0)):
+            may = {None, mine}
+            may |= {g for g in self.limits if len(self.cached_in(g)) > self.limits[g].min_blocks}
+            freed += self.tree.evict(1, lambda block, may=may: self.group(block.namespace) in may)
+        self.give_back(freed)
+
+    def take(self, num_blocks: int, namespace: Namespace) -> list[int]:
         """Hand out what was offered, having evicted what is missing."""
-        self.give_back(self.tree.evict(num_blocks - len(self.freed_at)))
+        mine = self.group(namespace)
+        if mine is not None and self.limits[mine].max_blocks is not None:
+            over = len(self.cached_in(mine)) + self.leased_in(mine) + num_blocks - self.limits[mine].max_blocks
+            self.give_back(self.tree.evict(over, lambda block: self.group(block.namespace) == mine))
+        if self.limits:
+            self.evict_for(mine, num_blocks - len(self.freed_at))
+        else:
+            self.give_back(self.tree.evict(num_blocks - len(self.freed_at), ANY))
         taken, self.offered = self.offered[:num_blocks], self.offered[num_blocks:]
         assert len(taken) == num_blocks, f"{num_blocks} blocks were to be handed out, not {taken}"
         freed_at = [self.freed_at.pop(block_id) for block_id in taken]
@@ -132,12 +186,13 @@ class CacheModel:
 
     def begin(self, engine_id: str | None) -> None:
         """Whatever a call is: first the silent ones are gone, then the caller is known to live."""
-        if self.ttl_s is None:
+        if self.ttl_s is None and not any(lease.is_pin for lease in self.leases.values()):
             return
-        silent = [lease for lease in self.leases.values() if self.lives_until(lease) <= self.now]
+        mortal = [lease for lease in self.leases.values() if self.ttl_s is not None or lease.is_pin]
+        silent = [lease for lease in mortal if self.lives_until(lease) <= self.now]
         self.end(*silent)
         self.expired.update(lease.lease_id for lease in silent)
-        if engine_id is not None:
+        if engine_id is not None and self.ttl_s is not None:
             self.engines[engine_id] = self.now + self.ttl_s
 
     def lives_until(self, lease: LeaseModel) -> float:
@@ -181,15 +236,14 @@ class CacheModel:
             namespace, tokens = self.forked(self.named(parent, engine_id), namespace, tokens, max_tokens)
         path = self.tree.find(namespace, tokens if max_tokens is None else tokens[:max_tokens])
         num_private = self.missing(len(path), num_tokens, num_blocks)
-        unlocked = set(path) - self.tree.locked
-        available = len(self.freed_at) + self.tree.num_evictable - len(unlocked)
-        self.require(num_private, available - (self.num_kept_for_growth if self.num_leased else 0))
+        kept = self.num_kept_for_growth if self.num_leased else 0
+        self.require(num_private, self.available(namespace, set(path), kept))
         lease = LeaseModel(
             lease_id, namespace, engine_id, len(path) * self.block_size, tokens[: len(path) * self.block_size]
         )
         self.tree.touch(path)
         self.tree.hold(lease_id, path)
-        lease.private = self.take(num_private)
+        lease.private = self.take(num_private, namespace)
         if engine_id is None and self.ttl_s is not None:
             lease.deadline = self.now + self.ttl_s
         self.leases[lease_id] = lease
@@ -214,8 +268,10 @@ class CacheModel:
         """Grow the table, or change nothing."""
         lease = self.named(lease_id, engine_id)
         num_missing = self.missing(len(self.table(lease)), num_tokens, num_blocks)
-        self.require(num_missing, len(self.freed_at) + self.tree.num_evictable)
-        added = self.take(num_missing)
+        if num_missing and lease.is_pin:
+            raise InvalidArgument("pin")
+        self.require(num_missing, self.available(lease.namespace, set()))
+        added = self.take(num_missing, lease.namespace)
         lease.private += added
         return added
 
@@ -263,8 +319,32 @@ class CacheModel:
     def renew(self, lease_id: str, ttl_s: float | None = None, engine_id: str | None = None) -> None:
         """Promise a lease to live for so long; what it has been promised already stands."""
         lease = self.named(lease_id, engine_id)
-        if self.ttl_s is not None:
-            lease.deadline = max(lease.deadline, self.now + (self.ttl_s if ttl_s is None else ttl_s))
+        length = self.ttl_s if ttl_s is None else ttl_s
+        if length is not None and (self.ttl_s is not None or lease.is_pin):
+            lease.deadline = max(lease.deadline, self.now + length)
+
+    def pin(
+        self, tokens: list[int], ttl_s: float, lease_id: str, namespace: Namespace = (), engine_id: str | None = None
+    ) -> LeaseModel:
+        """Hold what is cached of ``tokens``, for no engine."""
+        if lease_id in self.leases:
+            raise InvalidArgument("lease_id")
+        path = self.tree.find(namespace, tokens)
+        left = self.num_pinnable - self.num_pinned
+        if len(path) > left:
+            raise PoolExhausted(len(path), left)
+        tokens = tokens[: len(path) * self.block_size]
+        lease = LeaseModel(lease_id, namespace, None, len(tokens), tokens, deadline=self.now + ttl_s, is_pin=True)
+        self.tree.touch(path)
+        self.tree.hold(lease_id, path)
+        self.leases[lease_id] = lease
+        self.expired.discard(lease_id)
+        return lease
+
+    @property
+    def num_pinned(self) -> int:
+        """Blocks under pins, each pin counted."""
+        return sum(len(self.path(lease)) for lease in self.leases.values() if lease.is_pin)
 
     def probe(self, tokens: list[int], namespace: Namespace = (), engine_id: str | None = None) -> int:
         """Count cached tokens."""
@@ -272,9 +352,11 @@ class CacheModel:
 
     def evict(self, num_blocks: int, engine_id: str | None = None) -> int:
         """Free up to so many cached blocks."""
-        evicted = self.tree.evict(num_blocks)
-        self.give_back(evicted)
-        return len(evicted)
+        num_free = len(self.freed_at)
+        if self.limits:
+            self.evict_for(None, num_blocks)
+        self.give_back(self.tree.evict(num_blocks - (len(self.freed_at) - num_free), ANY))
+        return len(self.freed_at) - num_free
 
     def reset(
         self, namespace: Namespace | None = None, tokens: list[int] | None = None, engine_id: str | None = None
@@ -283,9 +365,14 @@ class CacheModel:
         tokens, prefix = tokens or [], namespace or ()
         if len(tokens) % self.block_size:
             raise InvalidTokens("not whole blocks")
+        affected = [lease for lease in self.leases.values() if lease.namespace[: len(prefix)] == prefix]
+        ended = [p for p in affected if p.is_pin and len(p.tokens) > len(tokens) and p.tokens[: len(tokens)] == tokens]
+        for pin in ended:
+            del self.leases[pin.lease_id]
+            del self.tree.held[pin.lease_id]
         self.give_back(self.tree.reset(prefix, tokens))
-        for lease in self.leases.values():
-            lease.is_stale |= lease.namespace[: len(prefix)] == prefix
+        for lease in affected:
+            lease.is_stale |= not lease.is_pin
 
     # Many at once.
 
@@ -318,8 +405,8 @@ class CacheModel:
 
     def attempt(self, call: Call, engine_id: str | None, failed: dict[str, RadixCacheError], strict: bool) -> Any:
         """Run one call of a batch; a lease that it was to open, and did not, fails what names it."""
-        opens = call.options["lease_id"] if call.verb == "match_prefix" else None
-        needs = call.options.get("parent") if call.verb == "match_prefix" else call.options.get("lease_id")
+        opens = call.options["lease_id"] if call.verb in OPENING else None
+        needs = call.options.get("parent") if call.verb in OPENING else call.options.get("lease_id")
         try:
             if needs in failed:
                 raise failed[needs]

@@ -32,11 +32,11 @@ from typing import Any, ClassVar
 from helpers import Clock, counters
 from service_process import ServerProcess
 
-from radix_cache import PrefixCache
+from radix_cache import NamespaceLimit, PrefixCache
 from radix_cache_service import AsyncClient, Client
 
-WITH_ENGINE = ("match_prefix", "allocate", "insert", "free", "release", "renew")
-WITHOUT_ENGINE = ("probe", "evict", "reset", "stats", "describe")
+WITH_ENGINE = ("match_prefix", "allocate", "insert", "free", "release", "renew", "pin")
+WITHOUT_ENGINE = ("unpin", "probe", "evict", "reset", "stats", "namespace_stats", "describe")
 
 
 class Caller:
@@ -185,18 +185,31 @@ class ClientCaller(Caller):
         self.finish(self.target.close())
 
 
+def limit_text(namespace: tuple[str, ...], limit: NamespaceLimit) -> str:
+    """Return a limit as the server's setting has it."""
+    values = {name: value for name, value in limit._asdict().items() if value is not None}
+    return " ".join([f"namespace={part}" for part in namespace] + [f"{name}={value}" for name, value in values.items()])
+
+
 class OverGrpc(Route):
     """A server process of its own, started as a user would, with a clock that the test moves."""
 
     caller_class: ClassVar[type[ClientCaller]] = ClientCaller
 
-    def __init__(self, lease_ttl_s: float | None = None, growth_share: float = 0.0, **config: Any) -> None:
+    def __init__(
+        self, lease_ttl_s: float | None = None, growth_share: float = 0.0, limits: Any = None, **config: Any
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="radix-cache-"))
         self.clock = FileClock(self.folder / "clock")
         self.num_usable = config["num_blocks"] - config.get("num_reserved_blocks", 0)
         ttl = 1e9 if lease_ttl_s is None else lease_ttl_s
         self.server = ServerProcess(
-            self.listen(), lease_ttl_s=ttl, growth_share=growth_share, test_clock=self.clock.path, **config
+            self.listen(),
+            namespace_limits=[limit_text(*each) for each in (limits or {}).items()],
+            lease_ttl_s=ttl,
+            growth_share=growth_share,
+            test_clock=self.clock.path,
+            **config,
         )
         self.callers: dict[str | None, ClientCaller] = {}
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,32 @@ from google.rpc.status_pb2 import Status
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 
 READY = "listening on "
+METRICS = "metrics on "
 START_S = 30
+DEFAULTS = {"num_blocks": 8, "block_size": 2, "growth_share": 0, "log_level": "warning"}
 UNLIMITED = [("grpc.max_receive_message_length", 2**30), ("grpc.max_send_message_length", 2**30)]
 
 
 class ServerProcess:
-    """``python -m radix_cache_service`` with a flag for each keyword; ``addresses`` are there once it serves."""
+    """``python -m radix_cache_service`` with a flag for each keyword; ``addresses`` are there once it serves.
 
-    def __init__(self, *listen: str, **settings: Any) -> None:
+    environ: more environment variables. metrics_address: where it is scraped, with ``metrics_listen=``.
+    """
+
+    def __init__(self, *listen: str, environ: Mapping[str, str] | None = None, **settings: Any) -> None:
         flags = [part for address in listen or ("127.0.0.1:0",) for part in ("--listen", address)]
-        for name, value in {"num_blocks": 8, "block_size": 2, "growth_share": 0, **settings}.items():
-            flags += ["--" + name.replace("_", "-"), str(value)]
+        for name, value in {**DEFAULTS, **settings}.items():
+            for each in value if isinstance(value, list) else [value]:
+                flags += ["--" + name.replace("_", "-"), str(each)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "radix_cache_service", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},  # for policies of the tests
+            # The path is for policies of the tests.
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), **(environ or {})},
         )
+        self.metrics_address: str | None = None
         self._output: queue.Queue[str | None] = queue.Queue()
         self._errors: list[str] = []
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_output, self._read_errors)]
@@ -62,6 +70,8 @@ class ServerProcess:
             line = self._output.get(timeout=START_S)
             if line is None:
                 raise StartFailed(*self.finish())
+            if line.startswith(METRICS):
+                self.metrics_address = line.split()[-1]
             if line.startswith(READY):
                 found.append(line.removeprefix(READY).split()[0])
         return found

@@ -68,7 +68,7 @@ class TestGroup:
     def test_version_and_help(self) -> None:
         assert printed("--version") == f"radix-cache {library.__version__}\n"
         shown = printed("--help")
-        assert re.findall(r"^  (\w+)  ", shown, re.MULTILINE) == ["serve", "stats", "tree", "replay"]
+        assert re.findall(r"^  (\w+)  ", shown, re.MULTILINE) == ["serve", "stats", "top", "tree", "leases", "replay"]
         assert "..." not in shown.partition("Commands:")[2], "a summary is cut off"
 
     def test_unknown_command_is_bad_usage(self) -> None:

@@ -54,11 +54,11 @@ def address() -> Iterator[str]:
 
 def test_all_blocks_are_known() -> None:
     assert {block.language for block in blocks()} == {"python", "sh"}
-    assert len(PYTHON) == 2
+    assert len(PYTHON) == 3
     assert README.count("```") % 2 == 0
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=["in_process", "remote"])
+@pytest.mark.parametrize("block", PYTHON, ids=["in_process", "remote", "tenants"])
 def test_python(block: Block, address: str) -> None:
     assert block.output is not None, "a block without output shows nothing"
     printed = io.StringIO()
@@ -90,6 +90,8 @@ def test_our_commands(line: str, address: str, tmp_path: Path) -> None:
     if arguments[0] == "serve":
         serve.make_context("serve", arguments[1:])  # parses; `address` has run it
         return
+    if arguments[0] == "top":
+        arguments += ["--count", "1"]  # else it goes on
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
 

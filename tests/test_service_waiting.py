@@ -144,3 +144,35 @@ def test_many_waiting_calls_all_get_their_turn() -> None:
         for number, call in enumerate(waiting):
             release(stub, str(number))
             assert call.result().lease_id == str(number + 1)
+
+
+def test_who_waits_for_its_own_limit_holds_up_nobody() -> None:
+    """A tenant at its limit keeps its place at the head; those behind it get what the pool has."""
+    with ServerProcess(namespace_limits=["namespace=a max_blocks=2"]) as server, stub_to(server.address) as stub:
+        for lease_id, namespace, num_blocks in (("mine", "a", 2), ("other", "b", 6)):
+            request = pb.MatchPrefixRequest(lease_id=lease_id, namespace=[namespace], num_blocks=num_blocks)
+            stub.MatchPrefix(request, timeout=DEADLINE_S)
+        limited = in_line(
+            stub,
+            stub.MatchPrefix.future(
+                pb.MatchPrefixRequest(lease_id="limited", namespace=["a"], num_blocks=2, wait=True), timeout=DEADLINE_S
+            ),
+        )
+        behind = matching(stub, "behind", 3)
+        release(stub, "other")
+        assert len(behind.result().block_table) == 3 * 4
+        assert not limited.done()
+        release(stub, "mine")
+        assert len(limited.result().block_table) == 2 * 4
+
+
+def test_no_more_wait_than_may() -> None:
+    with ServerProcess(max_waiting_calls=2) as server, stub_to(server.address) as stub:
+        stub.MatchPrefix(pb.MatchPrefixRequest(lease_id="all", num_blocks=8), timeout=DEADLINE_S)
+        waiting = [matching(stub, f"{number}", 1) for number in range(2)]
+        request = pb.MatchPrefixRequest(lease_id="third", num_blocks=1, wait=True)
+        code, reason, details = code_of(lambda: stub.MatchPrefix(request, timeout=DEADLINE_S))
+        assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED")
+        assert details == {"limit": "max_waiting_calls", "value": "2"}
+        release(stub, "all")
+        assert [call.result().lease_id for call in waiting] == ["0", "1"]

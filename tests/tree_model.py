@@ -6,7 +6,7 @@ the real tree does in a few steps is checked against that.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 Tokens = tuple[int, ...]
@@ -21,6 +21,11 @@ class Block:
     namespace: Namespace
     prefix: Tokens
     last_touch: int = 0
+
+
+def ANY(_: Block) -> bool:  # noqa: N802 - a constant
+    """Tell that any block may go."""
+    return True
 
 
 class TreeModel:
@@ -110,10 +115,10 @@ class TreeModel:
         self.touch(path)
         return path
 
-    def evict(self, num_blocks: int) -> list[int]:
-        """Remove up to that many blocks, one by one; return their ids in that order."""
+    def evict(self, num_blocks: int, may: Callable[[Block], bool] = ANY) -> list[int]:
+        """Remove up to that many blocks of those that ``may`` go, one by one; return their ids in that order."""
         evicted = []
-        while len(evicted) < num_blocks and (candidates := self._candidates()):
+        while len(evicted) < num_blocks and (candidates := list(filter(may, self._candidates()))):
             victim = min(candidates, key=lambda block: (block.last_touch, -len(block.prefix)))
             del self.visible[victim.namespace, victim.prefix]
             evicted.append(victim.block_id)

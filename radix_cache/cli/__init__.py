@@ -10,7 +10,14 @@ import sys
 
 __all__ = ["main"]
 
-_EXTRAS = {"click": "service", "rich": "service", "grpc": "service", "google": "service", "grpc_health": "service"}
+_EXTRAS = {
+    "click": "service",
+    "rich": "service",
+    "grpc": "service",
+    "google": "service",
+    "grpc_health": "service",
+    "prometheus_client": "service",
+}
 
 
 def main() -> None:

@@ -1,19 +1,31 @@
-"""A client for the length of one command."""
+"""A client for the length of one command, and the options that say who it is and whom it trusts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from radix_cache.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
-    from radix_cache_service import Client
+    from radix_cache_service import Client, Tls
 
-__all__ = ["Address", "connected"]
+__all__ = ["Address", "connected", "connecting"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_KEY = f"{__name__}."
+_OPTIONS = {
+    "tls": "Speak TLS, and trust whom gRPC trusts.",
+    "tls_ca": "Speak TLS, and trust who is in this PEM file.",
+    "tls_certificate": "PEM file of this client's certificate, where the server asks for one.",
+    "tls_private_key": "PEM file of its private key.",
+    "token_file": "A file with the bearer token in it.",
+}
 
 
 class Address(click.ParamType[str]):
@@ -30,13 +42,54 @@ class Address(click.ParamType[str]):
         return str(value)
 
 
+def connecting(command: F) -> F:
+    """Give a command the options that `connected` goes by; its function is not passed them.
+
+    Each is also an environment variable, RADIX_CACHE_CLIENT_ and its name. There is none for the token itself: others
+    can read command lines, and variables are handed down.
+    """
+    for name, help_text in reversed(_OPTIONS.items()):
+        command = click.option(
+            "--" + name.replace("_", "-"),
+            is_flag=name == "tls",
+            type=None if name == "tls" else click.Path(exists=True, dir_okay=False, path_type=Path),
+            envvar=f"RADIX_CACHE_CLIENT_{name.upper()}",
+            expose_value=False,
+            callback=_keep,
+            help=help_text,
+        )(command)
+    return command
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    ctx.meta[f"{_KEY}{param.name}"] = value
+
+
 @contextmanager
 def connected(address: str) -> Iterator[Client]:
-    """Yield a client of the server at ``address``; that it cannot be reached becomes one line that names it."""
+    """Yield a client of the server at ``address``; that it cannot be reached becomes one line that names it.
+
+    To be called in a command with the options of `connecting`.
+    """
     from radix_cache_service import Client
 
+    token_file = _said("token_file")
+    token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file else None
     try:
-        with Client(address) as client:
+        with Client(address, tls=_tls(), token=token) as client:
             yield client
     except ServiceUnavailable as error:
         raise click.ClickException(f"no answer from {address}: {error}") from error
+
+
+def _tls() -> Tls | None:
+    from radix_cache_service import Tls
+
+    root, certificate, private_key = map(_said, ("tls_ca", "tls_certificate", "tls_private_key"))
+    if not (_said("tls") or root or certificate or private_key):
+        return None
+    return Tls(root_certificates=root, certificate=certificate, private_key=private_key)
+
+
+def _said(name: str) -> Any:
+    return click.get_current_context().meta[f"{_KEY}{name}"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from radix_cache.cli.remote import Address, connected
+from radix_cache.cli.rates import rates_between, share
+from radix_cache.cli.remote import Address, connected, connecting
 from radix_cache.cli.show import count, duration, make_console, make_table, percent, plural, print_json
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = ["stats", "tables"]
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, with --watch.")
 @click.option("--count", "num_rounds", type=click.IntRange(1), help="End after so many rounds, with --watch.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line a round.")
+@connecting
 def stats(address: str, watch: bool, interval: float, num_rounds: int | None, as_json: bool) -> None:
     """Show the figures of the server at ADDRESS.
 
@@ -75,22 +77,15 @@ def _rounds(client: Client, interval: float, num_rounds: int | None) -> Iterator
     while num_rounds is None or number < num_rounds:
         time.sleep(interval)
         now = client.stats()
-        yield now, _rates(before, now)
+        yield now, rates_between(before, now)
         before, number = now, number + 1
-
-
-def _rates(before: Any, now: Any) -> dict[str, float]:
-    """What each counter, and the calls, gained in a second."""
-    seconds = max(now.uptime_s - before.uptime_s, 1e-9)
-    gained = {name: (value - before.counters.get(name, 0)) / seconds for name, value in now.counters.items()}
-    return {**gained, "num_calls": (sum(now.num_calls.values()) - sum(before.num_calls.values())) / seconds}
 
 
 def _line(now: Any, rates: dict[str, float]) -> str:
     """One round in one line, for logs."""
     return (
         f"{count(rates['num_calls'])} calls/s, {count(rates['num_queried_tokens'])} prompt tokens/s, "
-        f"{percent(_rate(rates['num_hit_tokens'], rates['num_queried_tokens']))} of them cached, "
+        f"{percent(share(rates['num_hit_tokens'], rates['num_queried_tokens']))} of them cached, "
         f"{count(rates['num_evicted_blocks'])} blocks evicted/s; "
         f"{now.num_free_blocks} free, {now.num_leased_blocks} leased, {now.num_cached_blocks} cached"
     )
@@ -98,13 +93,19 @@ def _line(now: Any, rates: dict[str, float]) -> str:
 
 def tables(address: str, description: Any, now: Any, rates: dict[str, float] | None = None) -> Group:
     """Return the figures as tables; with ``rates``, a column of what happens in a second."""
+    from rich.columns import Columns
     from rich.console import Group
     from rich.text import Text
 
     pool = f"{count(description.num_blocks)} blocks of {plural(description.block_size, 'token')}"
     up = timedelta(seconds=int(now.uptime_s))
     title = Text(f"{address}: {pool}, {description.policy}, up {up}", style="bold")
-    return Group(title, _blocks_table(now), _reuse_table(now, rates), _calls_table(now))
+    blocks, reuse, calls = _blocks_table(now), _reuse_table(now, rates), _calls_table(now)
+    if rates is None:
+        return Group(title, blocks, reuse, calls)
+    for table in (blocks, reuse, calls):  # a live view has to fit the height of a terminal
+        table.box, table.padding = None, (0, 1)
+    return Group(title, "", Columns([blocks, reuse], padding=(0, 4)), "", calls)
 
 
 def _blocks_table(now: Any) -> Any:
@@ -117,7 +118,7 @@ def _blocks_table(now: Any) -> Any:
         ("  evictable", now.num_evictable_blocks),
         ("  protected", now.num_protected_blocks),
     ):
-        table.add_row(name, count(number), percent(_rate(number, usable)))
+        table.add_row(name, count(number), percent(share(number, usable)))
     return table
 
 
@@ -136,32 +137,37 @@ def _reuse_table(now: Any, rates: dict[str, float] | None) -> Any:
     )
     for name, counter in rows:
         add(name, count(now.counters.get(counter, 0)), count(rates.get(counter, 0)) if rates else "")
-    recent = percent(_rate(rates["num_hit_tokens"], rates["num_queried_tokens"])) if rates else ""
+    recent = percent(share(rates["num_hit_tokens"], rates["num_queried_tokens"])) if rates else ""
     add("hit rate", percent(now.hit_rate), recent)
     add("leases now", count(now.num_leases))
+    add("  the oldest is open for", duration(now.oldest_lease_age_s))
+    add("calls waiting for blocks", count(now.num_waiting_calls))
+    add("streams open", count(now.num_streams))
     add("nodes in the tree", count(now.num_nodes))
     return table
 
 
 def _calls_table(now: Any) -> Any:
     table = make_table("calls", "answered", "failed", "p50", "p99", "longest")
-    answered: dict[str, int] = {}
-    failed: dict[str, int] = {}
-    for key, number in now.num_calls.items():
-        method, _, code = key.partition("/")
-        answered[method] = answered.get(method, 0) + number
-        failed[method] = failed.get(method, 0) + (0 if code == "OK" else number)
-    for method in sorted(answered):
+    for method, (answered, failed) in _by_name(now.num_calls).items():
         latency = now.latencies.get(method)
         times = (latency.p50_s, latency.p99_s, latency.max_s) if latency else (None, None, None)
-        table.add_row(method, count(answered[method]), count(failed[method]), *map(duration, times))
+        table.add_row(method, count(answered), count(failed), *map(duration, times))
+    for verb, (answered, failed) in _by_name(now.num_operations).items():
+        table.add_row(f"  {verb} in a batch", count(answered), count(failed))
     return table
+
+
+def _by_name(numbers: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """How many there were of each, and how many of these failed, in the order of the names."""
+    found: dict[str, tuple[int, int]] = {}
+    for key, number in sorted(numbers.items()):
+        name, _, code = key.partition("/")
+        answered, failed = found.get(name, (0, 0))
+        found[name] = answered + number, failed + (0 if code == "OK" else number)
+    return found
 
 
 def _as_dict(now: Any) -> dict[str, Any]:
     latencies = {method: latency._asdict() for method, latency in now.latencies.items()}
     return {**asdict(now), "latencies": latencies, "hit_rate": now.hit_rate}
-
-
-def _rate(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

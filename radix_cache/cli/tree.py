@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from radix_cache.cli.remote import Address, connected
+from radix_cache.cli.remote import Address, connected, connecting
 from radix_cache.cli.show import count, make_console, plural, print_json
 from radix_cache.stats import TreeNode
 from radix_cache.tokens import unpack_tokens
@@ -28,6 +28,7 @@ _NUM_SHOWN_BLOCKS = 3
 @click.option("-n", "--namespace", multiple=True, metavar="PART", help="Only namespaces that begin so; once a part.")
 @click.option("--max-nodes", type=click.IntRange(1), default=200, show_default=True, help="Draw no more than these.")
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON, parents first.")
+@connecting
 def tree(address: str, namespace: tuple[str, ...], max_nodes: int, as_json: bool) -> None:
     """Draw the tree of the server at ADDRESS.
 

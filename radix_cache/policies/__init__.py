@@ -11,10 +11,18 @@ from importlib.metadata import entry_points
 
 from radix_cache.errors import InvalidArgument
 from radix_cache.policies.base import EvictionPolicy
+from radix_cache.policies.classed import ClassedPolicy
+from radix_cache.policies.flops import FlopAware
 from radix_cache.policies.frequency import LFU, LFUDA, SLRU
 from radix_cache.policies.lru import LRU
+from radix_cache.policies.pgdsf import PGDSF
+from radix_cache.policies.priority import Priority
 from radix_cache.policies.recency import FIFO, FILO, MRU
 from radix_cache.policies.scored import ScoredPolicy
+from radix_cache.policies.steps import StepsToExecution
+from radix_cache.policies.tlru import TLRU
+from radix_cache.policies.two_hit import TwoHit
+from radix_cache.policies.workload import WorkloadAware
 
 __all__ = [
     "BUILT_IN",
@@ -24,13 +32,39 @@ __all__ = [
     "LFUDA",
     "LRU",
     "MRU",
+    "PGDSF",
     "SLRU",
+    "TLRU",
+    "ClassedPolicy",
     "EvictionPolicy",
+    "FlopAware",
+    "Priority",
     "ScoredPolicy",
+    "StepsToExecution",
+    "TwoHit",
+    "WorkloadAware",
     "make_policy",
 ]
 
-BUILT_IN: dict[str, type[EvictionPolicy]] = {policy.name: policy for policy in (LRU, LFU, FIFO, FILO, MRU, SLRU, LFUDA)}
+BUILT_IN: dict[str, type[EvictionPolicy]] = {
+    policy.name: policy
+    for policy in (
+        LRU,
+        LFU,
+        FIFO,
+        FILO,
+        MRU,
+        SLRU,
+        Priority,
+        LFUDA,
+        TwoHit,
+        TLRU,
+        PGDSF,
+        WorkloadAware,
+        FlopAware,
+        StepsToExecution,
+    )
+}
 
 
 def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:

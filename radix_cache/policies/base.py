@@ -1,19 +1,23 @@
 """What the tree asks of an eviction policy: an order of leaves, and nothing else.
 
 The tree decides what may go (unlocked leaves only) and does the removing; a policy only says which of them is next. It
-never unlocks, pins or edits a node beyond the three slots that are its own (``prev``, ``next``, ``rank``).
+never unlocks, pins or edits a node beyond the slots that are its own (``prev``, ``next``, ``rank``, ``data``).
 
 Locks are not announced: a policy finds a locked leaf when it looks for a victim, forgets it there and then, and hears
 of it again through `add` when it is unlocked. So a leaf costs the policy nothing while requests come and go, and a
 locked one at the head of the order is looked at once, not at each eviction.
+
+Most policies are a formula: they subclass `radix_cache.policies.ScoredPolicy`, which is this with an order.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from radix_cache.hints import Hints
 from radix_cache.node import Node
 
 __all__ = ["EvictionPolicy"]
@@ -25,20 +29,22 @@ class EvictionPolicy(ABC):
     name: what users call it.
     merges_touched: whether blocks touched at the same time are alike to it, whenever they came, so that a leaf may grow
     in place. Only recency alone allows that.
+    clock: seconds, never going back, for policies that need them; a cache puts its own here.
     """
 
     name: str
     merges_touched = False
+    clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies are made empty: the order belongs to one tree, and a copied tree fills its own."""
         return type(self), ()
 
-    def visit(self, node: Node, is_insert: bool, counted: Node | None) -> None:
-        """The path through ``node`` was covered by a match or an insert, at ``node.last_access``.
+    def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
+        """The path through ``node``, ``num_tokens`` long, was covered by a match or an insert at ``node.last_access``.
 
         ``counted``: the node of this path where the last insert of the same request ended, None for its first. Hits
-        that count once a request count below it.
+        that count once a request count below it. ``hints``: the request's.
         """
         if node.children is None:
             self.touch(node)
@@ -67,3 +73,41 @@ class EvictionPolicy(ABC):
         """Yield every leaf in the order, for integrity checks: all unlocked leaves, each once, and maybe locked
         ones.
         """
+
+    def urgency(self, leaf: Node) -> Any:
+        """Return what compares this policy's victim with that of another of its kind; the smallest goes first."""
+        return leaf.last_access
+
+    # Called only where a policy overrides them.
+
+    def boundary(self, node: Node, num_tokens: int, hints: Hints) -> int | None:
+        """Return the position in tokens at which the path through ``node``, ``num_tokens`` long, must have a node's
+        end.
+
+        Asked before each `visit`, for policies that tell two parts of one path apart; the position is rounded down to
+        whole blocks. None: wherever it has one.
+        """
+        return None
+
+    def evicted(self, leaf: Node, num_blocks: int) -> None:  # noqa: B027 - optional
+        """The last ``num_blocks`` blocks of ``leaf`` are about to be evicted; a reset is not announced."""
+
+    def unlocked(self, node: Node) -> None:  # noqa: B027 - optional
+        """``node``, which has children, lost its last lock. (A leaf is announced through `add`.)"""
+
+    # For those who keep a cache beyond the life of a process.
+
+    def saved(self) -> Any:
+        """Return what the policy knows beyond its nodes, as JSON can say it: an age, evicted blocks it remembers."""
+        return None
+
+    def restore(self, saved: Any) -> None:  # noqa: B027 - optional
+        """Take up what `saved` returned; the nodes are added afterwards."""
+
+    def ranking(self, leaf: Node) -> Any:
+        """Return the place of ``leaf`` in the order, as JSON can say it; None where it has none, or `add` finds it."""
+        return None
+
+    def rank_again(self, leaf: Node, ranking: Any) -> None:
+        """Put ``leaf`` where `ranking` said that it was."""
+        self.add(leaf)

@@ -7,6 +7,7 @@ without ageing never forgets: on agent traces it keeps what was popular an hour 
 from __future__ import annotations
 
 from radix_cache.errors import InvalidArgument
+from radix_cache.hints import Hints
 from radix_cache.node import Node
 from radix_cache.policies.scored import ScoredPolicy
 
@@ -18,7 +19,7 @@ class LFU(ScoredPolicy):
 
     name = "lfu"
 
-    def update(self, node: Node, counts: bool) -> None:
+    def update(self, node: Node, end: int, counts: bool, hints: Hints) -> None:
         """Count the request."""
         node.data = (node.data or 0) + counts
 
@@ -60,20 +61,25 @@ class LFUDA(ScoredPolicy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._age = 0
+        self._age: float = 0
 
-    def update(self, node: Node, counts: bool) -> None:
+    def update(self, node: Node, end: int, counts: bool, hints: Hints) -> None:
         """Count the request, and take P at the age of now."""
         hits = (node.data[0] if node.data else 0) + counts
         node.data = (hits, self._age + hits)
 
-    def score(self, leaf: Node) -> tuple[int, int]:
+    def score(self, leaf: Node) -> tuple[float, int]:
         """Return P and last access."""
         return leaf.data[1], leaf.last_access
 
-    def victim(self) -> Node | None:
-        """Return the leaf of the smallest P, and age to that."""
-        leaf = super().victim()
-        if leaf is not None:
-            self._age = leaf.data[1]
-        return leaf
+    def evicted(self, leaf: Node, num_blocks: int) -> None:
+        """Age to the P of what goes."""
+        self._age = max(self._age, leaf.data[1])
+
+    def saved(self) -> float:
+        """Return the age."""
+        return self._age
+
+    def restore(self, saved: float) -> None:
+        """Take up the age."""
+        self._age = saved

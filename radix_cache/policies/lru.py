@@ -32,21 +32,15 @@ class LRU(EvictionPolicy):
         self._heap: list[tuple[int, int, Node]] = []
         self._num_pushed = 0
 
-    def visit(self, node: Node, is_insert: bool, counted: Node | None) -> None:
-        """Move ``node``, if it is a leaf, to the newest end."""
-        if node.children is not None:
-            return
-        previous, following, ends = node.prev, node.next, self._ends
-        if previous is not None and following is not None:
-            previous.next, following.prev = following, previous
-        node.rank = None
-        node.prev = newest = ends.prev
-        node.next = ends
-        newest.next = ends.prev = node  # type: ignore[union-attr]
-
     def touch(self, leaf: Node) -> None:
         """Move ``leaf`` to the newest end."""
-        self.visit(leaf, False, None)
+        previous, following, ends = leaf.prev, leaf.next, self._ends
+        if previous is not None and following is not None:
+            previous.next, following.prev = following, previous
+        leaf.rank = None
+        leaf.prev = newest = ends.prev
+        leaf.next = ends
+        newest.next = ends.prev = leaf
 
     def add(self, leaf: Node) -> None:
         """Take ``leaf`` up at the place that its last access gives it."""
@@ -67,14 +61,14 @@ class LRU(EvictionPolicy):
         """Return the older of the list's first unlocked leaf and the heap's."""
         ends, heap = self._ends, self._heap
         oldest = ends.next
-        while oldest.num_locks:  # type: ignore[union-attr]  # the ends themselves are never locked
-            self.discard(oldest)  # type: ignore[arg-type]
+        while oldest.num_locks:  # the ends themselves are never locked
+            self.discard(oldest)
             oldest = ends.next
         while heap and (heap[0][2].rank is not heap[0] or heap[0][2].num_locks):
             entry = heapq.heappop(heap)
             if entry[2].rank is entry:
                 entry[2].rank = None
-        if heap and (oldest is ends or heap[0][0] < oldest.last_access):  # type: ignore[union-attr]
+        if heap and (oldest is ends or heap[0][0] < oldest.last_access):
             return heap[0][2]
         return None if oldest is ends else oldest
 

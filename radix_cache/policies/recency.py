@@ -16,15 +16,9 @@ class FIFO(ScoredPolicy):
 
     name = "fifo"
 
-    def update(self, node: Node, counts: bool) -> None:
-        """Note when the node came."""
-        if node.data is None:
-            node.data = node.last_access
-
     def score(self, leaf: Node) -> int:
         """Return the logical time at which it came."""
-        created: int = leaf.data
-        return created
+        return leaf.created
 
 
 class FILO(FIFO):

@@ -13,8 +13,10 @@ from typing import Any
 
 from sortedcontainers import SortedList
 
+from radix_cache.hints import Hints
 from radix_cache.node import Node
 from radix_cache.policies.base import EvictionPolicy
+from radix_cache.tokens import TOKEN_BYTES
 
 __all__ = ["ScoredPolicy"]
 
@@ -32,23 +34,27 @@ class ScoredPolicy(EvictionPolicy):
         touch.
         """
 
-    def update(self, node: Node, counts: bool) -> None:
-        """A request covered ``node``; ``counts``: it inserted there, and had not before. ``node.data`` is None at
-        first.
+    def update(self, node: Node, end: int, counts: bool, hints: Hints) -> None:
+        """A request covered ``node``, which ends at position ``end`` (in tokens).
 
-        ``data`` is replaced, never changed: the two halves of a cut share it.
+        ``counts``: it inserted there, and had not before. ``node.data`` is None at first. ``data`` is replaced, never
+        changed: the two halves of a cut share it. It is made of numbers, strings and tuples.
         """
 
-    def visit(self, node: Node, is_insert: bool, counted: Node | None) -> None:
-        """Update the records on the path, then the rank of its leaf. O(depth + log leaves)."""
-        counts = is_insert
-        above = node
+    def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
+        """Update the records on the path, the deepest first, then the rank of its leaf. O(depth + log leaves)."""
+        counts, end, above = is_insert, num_tokens, node
         while above.parent is not None:
             counts = counts and above is not counted
-            self.update(above, counts)
+            self.update(above, end, counts, hints)
+            end -= len(above.tokens) // TOKEN_BYTES
             above = above.parent
         if node.children is None:
             self.touch(node)
+
+    def urgency(self, leaf: Node) -> Any:
+        """Return the score."""
+        return self.score(leaf)
 
     def touch(self, leaf: Node) -> None:
         """Rank ``leaf`` anew. O(log leaves)."""
@@ -67,6 +73,16 @@ class ScoredPolicy(EvictionPolicy):
         if leaf.rank is not None:
             self._order.remove(leaf.rank)
             leaf.rank = None
+
+    def ranking(self, leaf: Node) -> Any:
+        """Return the score that ``leaf`` was ranked with, and when."""
+        return leaf.rank and leaf.rank[:2]
+
+    def rank_again(self, leaf: Node, ranking: Any) -> None:
+        """Rank ``leaf`` as it was. O(log leaves)."""
+        leaf.rank = (*ranking, leaf)
+        self._order.add(leaf.rank)
+        self._num_ranked = max(self._num_ranked, ranking[1])
 
     def victim(self) -> Node | None:
         """Return the unlocked leaf of the smallest score. O(log leaves), amortised over locked ones passed."""

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from radix_cache_service.config import ServerConfig
     from radix_cache_service.errors import LayoutMismatch
     from radix_cache_service.server import BindError, Server, serve
+    from radix_cache_service.tls import Tls
 
-__all__ = ["AsyncClient", "BindError", "Client", "LayoutMismatch", "Server", "ServerConfig", "serve"]
+__all__ = ["AsyncClient", "BindError", "Client", "LayoutMismatch", "Server", "ServerConfig", "Tls", "serve"]
 
 _HOMES = {
     "AsyncClient": "aio",
@@ -22,6 +23,7 @@ _HOMES = {
     "LayoutMismatch": "errors",
     "Server": "server",
     "ServerConfig": "config",
+    "Tls": "tls",
     "serve": "server",
 }
 

@@ -16,9 +16,9 @@ import grpc
 from radix_cache.errors import RadixCacheError, ServiceUnavailable, UnknownLease
 from radix_cache.leases import Lease
 from radix_cache.operations import Operation, Outcome
-from radix_cache.stats import Description, TreeNode
+from radix_cache.stats import Description, LeaseInfo, NamespaceStats, TreeNode
 from radix_cache_service.batches import AsyncBatch
-from radix_cache_service.calls import ServerStats, read_nodes, read_stats
+from radix_cache_service.calls import ServerStats, read_leases, read_namespace_stats, read_nodes, read_stats
 from radix_cache_service.errors import from_call_error
 from radix_cache_service.exchange import Call, Exchange
 from radix_cache_service.pb import prefix_cache_pb2 as pb
@@ -82,7 +82,8 @@ class AsyncClient(Remote, AsyncVerbs):
 
     async def _send_once(self, call: Call) -> Any:
         try:
-            return await getattr(self._connected(), call.method)(call.request, timeout=call.timeout_s)
+            method = getattr(self._connected(), call.method)
+            return await method(call.request, timeout=call.timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_call_error(error) from None
 
@@ -134,6 +135,11 @@ class AsyncClient(Remote, AsyncVerbs):
         await self._prepare()
         return read_stats(await self._send(self._ask("GetStats", pb.GetStatsRequest())))
 
+    async def namespace_stats(self, namespace: Iterable[str] = (), max_namespaces: int = 1000) -> list[NamespaceStats]:
+        """Return what each namespace that begins with ``namespace`` has: `radix_cache.PrefixCache.namespace_stats`."""
+        request = self._ask_for_namespaces(namespace, max_namespaces)
+        return read_namespace_stats(await self._send(request))
+
     async def dump(
         self, namespace: Iterable[str] = (), max_nodes: int = 1000, max_span_tokens: int = 16
     ) -> list[TreeNode]:
@@ -141,10 +147,28 @@ class AsyncClient(Remote, AsyncVerbs):
         call = self._ask_for_tree(namespace, max_nodes, max_span_tokens)
         await self._prepare()
         try:
-            parts = self._connected().DumpTree(call.request, timeout=call.timeout_s)
+            parts = self._connected().DumpTree(call.request, timeout=call.timeout_s, metadata=self._metadata)
             return [node async for part in parts for node in read_nodes(part)][:max_nodes]
         except grpc.RpcError as error:
             raise from_call_error(error) from None
+
+    async def leases(self, engine_id: str | None = None) -> list[LeaseInfo]:
+        """Return all leases of the server, or those of one engine: `radix_cache.PrefixCache.leases`."""
+        call = self._ask_for_leases(engine_id)
+        await self._prepare()
+        try:
+            parts = self._connected().ListLeases(call.request, timeout=call.timeout_s, metadata=self._metadata)
+            return [info async for part in parts for info in read_leases(part)]
+        except grpc.RpcError as error:
+            raise from_call_error(error) from None
+
+    async def release_engine(self, engine_id: str) -> int:
+        """End all leases of an engine that is dead: `radix_cache.PrefixCache.release_engine`."""
+        call = self._ask_to_release(engine_id)
+        await self._prepare()
+        answer = await self._send(call)
+        num_released: int = answer.num_released_leases
+        return num_released
 
     # Life and death.
 
@@ -198,10 +222,11 @@ class AsyncClient(Remote, AsyncVerbs):
         try:
             for lease_ids in self._to_give_back():
                 call = self._releases(lease_ids)
-                await self._stub.Batch(call.request, timeout=call.timeout_s)
+                await self._stub.Batch(call.request, timeout=call.timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             _log.info("leases were left to run out: %s", from_call_error(error))
-        await self._channel.close()
+        finally:
+            await self._channel.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -44,7 +44,12 @@ class Books:
         self._tables = Tables(engine_id)
         self._losses = Losses()
         self._seq: int | None = None
+        self._own_seq: int | None = None
+        self._own_sent_at = 0.0
         self._answered_seq: int | None = None
+        self._unsure: set[str] = set()  # leases that may have run out, and were not asked for since
+        self._unsure_since = 0.0
+        self._sure_from = 0.0  # what was sent from here on tells whether a lease is among those that `heard_at` is for
 
     # The server, and until when it keeps our leases.
 
@@ -54,6 +59,7 @@ class Books:
             if self.epoch is not None and self.epoch != description.epoch:
                 self._tables.clear()
                 self._losses.clear()
+                self._unsure.clear()
                 self._answered_seq = None
             self.description = description
 
@@ -75,12 +81,27 @@ class Books:
                 return None
             if self.engine_id is None:
                 return min(self._tables.until.values(), default=None)
+            if self._unsure:
+                return self._unsure_since
             return None if self.heard_at is None else self.heard_at + self.ttl_s
 
     def heard(self, sent_at: float) -> None:
-        """A call that carries the engine id, if there is one, was answered."""
+        """A call that carries the engine id, if there is one, was answered.
+
+        In time, the server saw the call before any lease could run out, and renewed them all. If not, they may have run
+        out first: until a call has named each, nobody may rely on any.
+        """
         with self._lock:
-            self.heard_at = sent_at if self.heard_at is None else max(self.heard_at, sent_at)
+            before = self.heard_at
+            until = None if before is None or self.ttl_s is None else before + self.ttl_s
+            is_in_time = self.ttl_s is None or (until is not None and self.clock() < until)
+            if not is_in_time:
+                if not self._unsure:
+                    self._unsure_since = sent_at if until is None else until
+                self._unsure.update(self._tables.leases.keys() - self._tables.promised)
+            self.heard_at = sent_at if before is None else max(before, sent_at)
+            if not is_in_time:
+                self._sure_from = self.heard_at
 
     def owned(self) -> list[str]:
         """Return the ids that an orderly close gives back: open here, or perhaps, and not promised to live longer."""
@@ -106,11 +127,17 @@ class Books:
         with self._lock:
             return lease_id in self._tables.leases
 
+    def first_sent_at(self, seq: int | None) -> float | None:
+        """Return when the caller's last batch was first sent, if this is its number."""
+        return self._own_sent_at if seq is not None and seq == self._own_seq else None
+
     def begin(self, operations: Sequence[Operation], seq: int | None = None, is_batch: bool = False) -> frozenset[str]:
         """A message is to be sent; return the leases that an earlier try of it may have opened."""
         with self._lock:
             if seq is not None:
                 self._seq = max(seq, self._seq or 0)
+                if seq != self._own_seq:
+                    self._own_seq, self._own_sent_at = seq, self.clock()
             return self._losses.begin(operations, seq, is_batch, self.clock())
 
     def take(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -129,7 +156,7 @@ class Books:
                 else:
                     self._done(operation, outcome, lease, is_known=is_repeated and needed not in opened)
                     taken.append(outcome)
-                self._renewed(operation, taken[-1], exchange.sent_at)
+                self._renewed(operation, taken[-1], exchange)
             self._account(exchange, taken)
             return taken
 
@@ -149,6 +176,8 @@ class Books:
         if is_repeated and lease_id in self._tables.leases:
             return Outcome(self._tables.leases[lease_id])
         lease = self._tables.make(answer, self.description.block_size)
+        if operation.pin_s is not None:
+            lease.is_pin, lease.engine_id = True, None
         opened[operation.lease_id] = lease
         if not is_repeated:  # else it is gone since, and this is what it was
             self._tables.leases[lease_id] = lease
@@ -171,19 +200,25 @@ class Books:
     def _forget(self, lease_id: str) -> None:
         self._tables.forget(lease_id)
         self._losses.forget(lease_id)
+        self._unsure.discard(lease_id)
 
-    def _renewed(self, operation: Operation, outcome: Outcome, sent_at: float) -> None:
+    def _renewed(self, operation: Operation, outcome: Outcome, exchange: Exchange) -> None:
         lease_id = outcome.value.lease_id if isinstance(outcome.value, Lease) else needed_by(operation)
         if outcome.error is None and lease_id is not None and self.ttl_s is not None:
-            self._tables.renewed(lease_id, operation, sent_at, self.ttl_s)
+            self._tables.renewed(lease_id, operation, exchange.proven_at, self.ttl_s)
+            if exchange.proven_at >= self._sure_from or lease_id in self._tables.promised:
+                self._unsure.discard(lease_id)
+            elif lease_id in self._tables.leases:
+                self._unsure.add(lease_id)
 
     def _account(self, exchange: Exchange, taken: Sequence[Outcome]) -> None:
         """An answer settles what an earlier try of the same message left open."""
         if exchange.seq is not None:
             self._answered_seq = exchange.seq
             self._losses.answered(exchange.seq)
-        leases = {outcome.value.lease_id for outcome in taken if isinstance(outcome.value, Lease)}
-        self._losses.abandon(exchange.before - leases, exchange.certain_at, self.clock())
+        known = {outcome.value.lease_id for outcome in taken if isinstance(outcome.value, Lease)}
+        known.update(operation.lease_id for operation in exchange.operations if isinstance(operation, Release))
+        self._losses.abandon(exchange.before - known, exchange.certain_at, self.clock())
 
     def lose(self, exchange: Exchange) -> None:
         """No answer came, nor will one."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
 from radix_cache.errors import InvalidArgument
+from radix_cache.hints import NO_HINTS, Hints
 from radix_cache.operations import (
     Allocate,
     Evict,
@@ -28,7 +29,7 @@ from radix_cache.operations import (
     Renew,
     Reset,
 )
-from radix_cache.stats import Description, Stats, TreeNode
+from radix_cache.stats import Description, LeaseInfo, NamespaceStats, Stats, TreeNode
 from radix_cache_service.errors import from_status
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.wire import read_block_ids
@@ -42,6 +43,8 @@ __all__ = [
     "read_answer",
     "read_batch",
     "read_description",
+    "read_leases",
+    "read_namespace_stats",
     "read_nodes",
     "read_stats",
     "request_of",
@@ -58,7 +61,7 @@ class Opened(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """Time spent in the server's handler of one method."""
+    """Time spent in the server's handler of one method, not counting the wait for blocks."""
 
     p50_s: float
     p99_s: float
@@ -71,12 +74,16 @@ class ServerStats(Stats):
     """What a server's cache says of itself, and the server.
 
     uptime_s: seconds since it started. num_calls: calls answered, by method and status, such as ``"MatchPrefix/OK"``.
-    latencies: by method.
+    latencies: by method. num_operations: those of batches, by verb and status. num_waiting_calls: for blocks, now.
+    num_streams: open now.
     """
 
     uptime_s: float = 0.0
     num_calls: dict[str, int] = field(default_factory=dict)
     latencies: dict[str, Latency] = field(default_factory=dict)
+    num_operations: dict[str, int] = field(default_factory=dict)
+    num_waiting_calls: int = 0
+    num_streams: int = 0
 
 
 # Requests.
@@ -91,7 +98,13 @@ def _match_prefix(operation: MatchPrefix) -> Message:
         num_tokens=operation.num_tokens,
         num_blocks=operation.num_blocks,
         parent_lease_id=operation.parent_id or "",
+        hints=_hints(operation.hints),
+        pin_s=operation.pin_s,
     )
+
+
+def _hints(hints: Hints) -> pb.Hints | None:
+    return None if hints is NO_HINTS else pb.Hints(**hints._asdict())
 
 
 def _allocate(operation: Allocate) -> Message:
@@ -100,7 +113,9 @@ def _allocate(operation: Allocate) -> Message:
 
 
 def _insert(operation: Insert) -> Message:
-    return pb.InsertRequest(lease_id=operation.lease_id, tokens=operation.tokens, offset=operation.offset)
+    return pb.InsertRequest(
+        lease_id=operation.lease_id, tokens=operation.tokens, offset=operation.offset, hints=_hints(operation.hints)
+    )
 
 
 def _free(operation: Free) -> Message:
@@ -231,6 +246,7 @@ def read_description(answer: pb.DescribeResponse) -> Description:
         max_tokens=answer.max_tokens,
         max_operations=answer.max_operations,
         layout_fingerprint=answer.layout_fingerprint,
+        pool_epoch=answer.pool_epoch,
         epoch=answer.state.epoch,
         version=answer.version,
     )
@@ -250,11 +266,40 @@ def read_stats(answer: pb.GetStatsResponse) -> ServerStats:
         num_leases=answer.num_leases,
         num_nodes=answer.num_nodes,
         num_namespaces=answer.num_namespaces,
+        num_pins=answer.num_pins,
+        num_pinned_blocks=answer.num_pinned_blocks,
+        oldest_lease_age_s=answer.oldest_lease_age_s if answer.HasField("oldest_lease_age_s") else None,
         counters=dict(answer.counters),
         uptime_s=answer.uptime_s,
         num_calls=dict(answer.num_calls),
         latencies=latencies,
+        num_operations=dict(answer.num_operations),
+        num_waiting_calls=answer.num_waiting_calls,
+        num_streams=answer.num_streams,
     )
+
+
+def read_namespace_stats(answer: pb.GetStatsResponse) -> list[NamespaceStats]:
+    """Return the figures of each namespace that was asked for."""
+    names = [item.name for item in fields(NamespaceStats) if item.name != "namespace"]
+    return [
+        NamespaceStats(tuple(said.namespace), **{name: getattr(said, name) for name in names})
+        for said in answer.namespaces
+    ]
+
+
+def read_leases(answer: pb.ListLeasesResponse) -> list[LeaseInfo]:
+    """Return one piece of a list of leases."""
+    names = [item.name for item in fields(LeaseInfo) if item.name not in {"namespace", "engine_id", "left_s"}]
+    return [
+        LeaseInfo(
+            namespace=tuple(said.namespace),
+            engine_id=said.engine_id or None,
+            left_s=said.left_s if said.HasField("left_s") else None,
+            **{name: getattr(said, name) for name in names},
+        )
+        for said in answer.leases
+    ]
 
 
 def read_nodes(answer: pb.DumpTreeResponse) -> list[TreeNode]:

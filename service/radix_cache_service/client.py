@@ -21,9 +21,9 @@ import grpc
 from radix_cache.errors import RadixCacheError, ServiceUnavailable, UnknownLease
 from radix_cache.leases import Lease
 from radix_cache.operations import Operation, Outcome
-from radix_cache.stats import Description, TreeNode
+from radix_cache.stats import Description, LeaseInfo, NamespaceStats, TreeNode
 from radix_cache_service.batches import Batch
-from radix_cache_service.calls import ServerStats, read_nodes, read_stats
+from radix_cache_service.calls import ServerStats, read_leases, read_namespace_stats, read_nodes, read_stats
 from radix_cache_service.errors import from_call_error
 from radix_cache_service.exchange import Call, Exchange
 from radix_cache_service.pb import prefix_cache_pb2 as pb
@@ -85,7 +85,8 @@ class Client(Remote, Verbs):
 
     def _send_once(self, call: Call) -> Any:
         try:
-            return getattr(self._connected(), call.method)(call.request, timeout=call.timeout_s)
+            method = getattr(self._connected(), call.method)
+            return method(call.request, timeout=call.timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_call_error(error) from None
 
@@ -141,6 +142,11 @@ class Client(Remote, Verbs):
         self._prepare()
         return read_stats(self._send(self._ask("GetStats", pb.GetStatsRequest())))
 
+    def namespace_stats(self, namespace: Iterable[str] = (), max_namespaces: int = 1000) -> list[NamespaceStats]:
+        """Return what each namespace that begins with ``namespace`` has: `radix_cache.PrefixCache.namespace_stats`."""
+        request = self._ask_for_namespaces(namespace, max_namespaces)
+        return read_namespace_stats(self._send(request))
+
     def dump(self, namespace: Iterable[str] = (), max_nodes: int = 1000, max_span_tokens: int = 16) -> list[TreeNode]:
         """Return up to ``max_nodes`` rows of the tree, parents first: `radix_cache.PrefixCache.dump`."""
         call = self._ask_for_tree(namespace, max_nodes, max_span_tokens)
@@ -149,6 +155,23 @@ class Client(Remote, Verbs):
             return [node for part in self._send_once(call) for node in read_nodes(part)][:max_nodes]
         except grpc.RpcError as error:
             raise from_call_error(error) from None
+
+    def leases(self, engine_id: str | None = None) -> list[LeaseInfo]:
+        """Return all leases of the server, or those of one engine: `radix_cache.PrefixCache.leases`."""
+        call = self._ask_for_leases(engine_id)
+        self._prepare()
+        try:
+            return [info for part in self._send_once(call) for info in read_leases(part)]
+        except grpc.RpcError as error:
+            raise from_call_error(error) from None
+
+    def release_engine(self, engine_id: str) -> int:
+        """End all leases of an engine that is dead: `radix_cache.PrefixCache.release_engine`."""
+        call = self._ask_to_release(engine_id)
+        self._prepare()
+        answer = self._send(call)
+        num_released: int = answer.num_released_leases
+        return num_released
 
     # Life and death.
 
@@ -181,7 +204,8 @@ class Client(Remote, Verbs):
         lease_ids = self._books.due_orphans()
         if lease_ids:
             call = self._releases(lease_ids)
-            future = self._connected().Batch.future(call.request, timeout=call.timeout_s)
+            batch = self._connected().Batch
+            future = batch.future(call.request, timeout=call.timeout_s, metadata=self._metadata)
             future.add_done_callback(partial(self._orphans_released, lease_ids, call))
 
     def _orphans_released(self, lease_ids: list[str], call: Call, future: Any) -> None:
@@ -208,10 +232,11 @@ class Client(Remote, Verbs):
         try:
             for lease_ids in self._to_give_back():
                 call = self._releases(lease_ids)
-                stub.Batch(call.request, timeout=call.timeout_s)
+                stub.Batch(call.request, timeout=call.timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             _log.info("leases were left to run out: %s", from_call_error(error))
-        self._channel.close()
+        finally:
+            self._channel.close()
 
     def __enter__(self) -> Client:
         return self

@@ -1,50 +1,117 @@
-"""What a server is started with, checked as a whole before any port opens."""
+"""What a server is started with, checked as a whole before any port opens.
+
+A field of `ServerConfig` is all there is to say of a setting: its flag, its variable and its key are derived from it
+(`radix_cache_service.settings`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from radix_cache import PrefixCache
+from radix_cache import NamespaceLimit, PrefixCache
 from radix_cache.errors import InvalidArgument
-from radix_cache.operations import check_count, check_seconds
+from radix_cache.operations import Namespace, check_count, check_name, check_namespace, check_seconds
+from radix_cache.tokens import shown
+from radix_cache_service.access import TokenFile
+from radix_cache_service.addresses import is_local
+from radix_cache_service.clients import ClientLimits
+from radix_cache_service.clock import CallClock
 
-__all__ = ["ServerConfig", "message_limit"]
+if TYPE_CHECKING:
+    from radix_cache_service.certificates import Certificates
+
+__all__ = ["LOG_FORMATS", "LOG_LEVELS", "ServerConfig", "message_limit", "setting"]
 
 _OVERHEAD_BYTES = 1024 * 1024
 _LEAST_MESSAGE_BYTES = 64 * 1024 * 1024
 _MOST_MESSAGE_BYTES = 2**31 - 1
 
+_CACHE_SETTINGS = frozenset(
+    (
+        "num_blocks",
+        "block_size",
+        "policy",
+        "num_reserved_blocks",
+        "growth_share",
+        "pin_share",
+        "namespace_limits",
+        "lease_ttl_s",
+    )
+)
+
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def setting(default: Any, help_text: str, *flags: str, is_mode: bool = False, is_hidden: bool = False) -> Any:
+    """Return a dataclass field that is also a flag, an environment variable and a key of the configuration file.
+
+    flags: other names of the flag. is_mode: a number written in octal. is_hidden: a flag that no help shows, and
+    neither variable nor key. The type says the rest: ``int``, ``float``, ``bool``, ``str``, ``tuple[str, ...]``, or one
+    of them ``| None``, where None is the default and cannot be said.
+    """
+    return field(
+        default=default, metadata={"help": help_text, "flags": flags, "is_mode": is_mode, "is_hidden": is_hidden}
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """A server's settings. Raises `InvalidArgument` that names the field and the value, whatever is wrong with it.
+    """A server's settings. Raises `InvalidArgument` that names the field and the value, whatever is wrong with it."""
 
-    listen: addresses, ``host:port`` (port 0: any free one) or ``unix:/path``.
-    num_blocks, block_size, policy, num_reserved_blocks, growth_share: as in `radix_cache.PrefixCache`.
-    lease_ttl_s: seconds that a lease lives unheard of.
-    max_tokens: the longest prompt; message limits of both directions follow from it.
-    max_operations: the most operations in a batch. max_streams: sessions and other streams open at once.
-    uds_mode: permissions of unix sockets. layout_fingerprint: what the KV blocks look like; clients may insist on it.
-    drain_delay_s: time between NOT_SERVING and the end of service. grace_s: time that calls in flight then have.
-    test_clock: a file that the lease clock is read from, for tests of expiry.
-    """
-
-    listen: tuple[str, ...] = ("127.0.0.1:50051",)
-    num_blocks: int = 65536
-    block_size: int = 16
-    policy: str = "lru"
-    num_reserved_blocks: int = 0
-    growth_share: float = 0.01
-    lease_ttl_s: float = 60.0
-    max_tokens: int = 1_048_576
-    max_operations: int = 1024
-    max_streams: int = 1024
-    uds_mode: int = 0o660
-    layout_fingerprint: str = ""
-    drain_delay_s: float = 0.0
-    grace_s: float = 5.0
-    test_clock: str | None = None
+    listen: tuple[str, ...] = setting(
+        ("127.0.0.1:50051",), "HOST:PORT (port 0: any free one) or unix:/path; may be given several times."
+    )
+    num_blocks: int = setting(65536, "Blocks in the pool.")
+    block_size: int = setting(16, "Tokens in a block.")
+    policy: str = setting(
+        "lru", "Eviction policy: a name, with parameters as in slru:protected_hits=3, or module:Class."
+    )
+    num_reserved_blocks: int = setting(0, "Ids below this are never handed out.", "--reserve-blocks")
+    growth_share: float = setting(0.01, "Share of the pool that is left to requests which are running already.")
+    pin_share: float = setting(0.25, "Share of the pool that pins may keep.")
+    namespace_limits: tuple[str, ...] = setting(
+        (), "What the namespaces under a prefix may have together: 'namespace=a max_blocks=900 min_blocks=200'."
+    )
+    lease_ttl_s: float = setting(60.0, "Seconds that a lease lives unheard of.", "--lease-ttl")
+    max_tokens: int = setting(1_048_576, "The longest prompt; the limits of messages follow from it.")
+    max_operations: int = setting(1024, "The most operations in a batch.")
+    max_streams: int = setting(1024, "Sessions and other streams open at once.")
+    max_waiting_calls: int = setting(1024, "Calls that wait for blocks at once.")
+    max_calls_per_client: int | None = setting(None, "Calls of one client in flight; no limit unless set.")
+    max_streams_per_client: int | None = setting(None, "Streams of one client open at once; no limit unless set.")
+    max_leases_per_client: int | None = setting(None, "Leases that one client may hold; no limit unless set.")
+    max_namespaces_per_client: int | None = setting(
+        None, "Namespaces in which one client may hold or cache anything; no limit unless set."
+    )
+    tls_certificate: str | None = setting(None, "PEM file of the certificate chain; TCP ports then speak TLS.")
+    tls_private_key: str | None = setting(None, "PEM file of the certificate's private key.")
+    tls_client_ca: str | None = setting(None, "PEM file of those who sign the clients' certificates (mTLS).")
+    tokens_file: str | None = setting(None, "TOML file of bearer tokens; without one, everybody may do everything.")
+    allow_plaintext_tokens: bool = setting(False, "Let tokens cross a network without TLS.")
+    uds_mode: int = setting(0o660, "Permissions of unix sockets.", is_mode=True)
+    layout_fingerprint: str = setting("", "What the KV blocks look like; clients may insist on it.")
+    drain_delay_s: float = setting(0.0, "Seconds between the end of readiness and the end of service.", "--drain-delay")
+    grace_s: float = setting(5.0, "Seconds that calls in flight then have.", "--grace")
+    metrics_listen: str | None = setting(None, "HOST:PORT of the Prometheus metrics, for instance 127.0.0.1:9464.")
+    otlp_endpoint: str | None = setting(None, "Where traces are sent, for instance http://127.0.0.1:4317.")
+    trace_share: float = setting(0.01, "Share of the calls that are traced where the caller does not say.")
+    log_format: str = setting("text", "How the log looks: text or json.")
+    log_level: str = setting("info", "The least that is logged: debug, info, warning or error.")
+    state_dir: str | None = setting(None, "Directory that keeps leases and tree from one start to the next.")
+    pool_epoch: str = setting(
+        "", "Names a life of the GPU memory: with another one than before, the cache starts cold."
+    )
+    pool_in_use: bool = setting(
+        False, "At a start without state, hand out no block for one lease ttl: engines of before may still use them."
+    )
+    max_journal_bytes: int = setting(2**28, "The journal of the state directory is compacted when it is longer.")
+    test_clock: str | None = setting(None, "A file that the lease clock is read from.", is_hidden=True)
 
     def __post_init__(self) -> None:
         if not self.listen:
@@ -55,27 +122,96 @@ class ServerConfig:
             ("max_tokens", 1, 2**28),
             ("max_operations", 1, 2**20),
             ("max_streams", 1, 2**20),
+            ("max_waiting_calls", 0, 2**20),
             ("uds_mode", 0, 0o777),
+            ("max_journal_bytes", 1, 2**40),
         ):
             check_count(getattr(self, name), name, least, most)
+        for name, limit in self.client_limits._asdict().items():
+            if limit is not None:
+                check_count(limit, name, 1)
         for name in ("drain_delay_s", "grace_s"):
             if getattr(self, name) != 0:
                 check_seconds(getattr(self, name), name)
         check_seconds(self.lease_ttl_s, "lease_ttl_s")
+        if self.state_dir == "":
+            raise InvalidArgument("state_dir is a directory, not an empty name")
+        if self.pool_epoch:
+            check_name(self.pool_epoch, "pool_epoch")
+        self._check_telemetry()
+        self._check_secrets()
         self.make_cache()  # checks all that the cache is made of
 
-    def make_cache(self) -> PrefixCache:
+    def _check_telemetry(self) -> None:
+        if self.metrics_listen is not None:
+            _check_host_and_port(self.metrics_listen, "metrics_listen", "is not host:port")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise InvalidArgument(f"otlp_endpoint: {self.otlp_endpoint!r} is neither http://host:port nor https://...")
+        if isinstance(self.trace_share, bool) or not 0 <= self.trace_share <= 1:
+            raise InvalidArgument(f"trace_share is at least 0 and at most 1, not {self.trace_share!r}")
+        for name, known in (("log_format", LOG_FORMATS), ("log_level", LOG_LEVELS)):
+            if getattr(self, name) not in known:
+                raise InvalidArgument(f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}")
+
+    def _check_secrets(self) -> None:
+        self.make_certificates()
+        if self.make_tokens() is None or self.tls_certificate is not None or self.allow_plaintext_tokens:
+            return
+        for address in self.listen:
+            if not is_local(address):
+                raise InvalidArgument(
+                    f"tokens_file: tokens would come to {address} in the clear; set tls_certificate, listen on "
+                    "loopback or a unix socket, or set allow_plaintext_tokens"
+                )
+
+    def make_certificates(self) -> Certificates | None:
+        """Return the certificate of the TCP ports, read anew; None without TLS."""
+        if self.tls_certificate is None or self.tls_private_key is None:
+            if (self.tls_certificate, self.tls_private_key, self.tls_client_ca) != (None, None, None):
+                raise InvalidArgument("tls_certificate and tls_private_key go together, and tls_client_ca with both")
+            return None
+        from radix_cache_service.certificates import Certificates  # noqa: PLC0415 - no gRPC unless there is need
+
+        return Certificates(self.tls_certificate, self.tls_private_key, self.tls_client_ca)
+
+    def make_tokens(self) -> TokenFile | None:
+        """Return the tokens and what they grant, read anew; None where there are none."""
+        return None if self.tokens_file is None else TokenFile(self.tokens_file)
+
+    @property
+    def client_limits(self) -> ClientLimits:
+        """What one client may have open."""
+        return ClientLimits(*(getattr(self, name) for name in ClientLimits._fields))
+
+    def cache_settings(self) -> dict[str, Any]:
+        """Return what the cache is made with; a state directory is kept for these alone."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name in _CACHE_SETTINGS}
+
+    def make_cache(self, clock: Callable[[], float] = time.monotonic) -> PrefixCache:
         """Return a new, empty cache of these settings."""
-        names = {"num_blocks", "block_size", "policy", "num_reserved_blocks", "growth_share", "lease_ttl_s"}
-        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
-        if self.test_clock is not None:
-            settings["clock"] = _FileClock(self.test_clock)
-        return PrefixCache(**settings)
+        settings = self.cache_settings()
+        limits = dict(map(_read_limit, settings.pop("namespace_limits")))
+        return PrefixCache(**settings, limits=limits, clock=clock)
+
+    def make_clock(self) -> CallClock:
+        """Return the clock that leases live by."""
+        return CallClock() if self.test_clock is None else CallClock(_FileClock(self.test_clock))
 
     @property
     def max_message_bytes(self) -> int:
         """The longest message of either direction."""
         return message_limit(self.max_tokens)
+
+
+def _read_limit(text: str) -> tuple[Namespace, NamespaceLimit]:
+    """Return one of ``namespace_limits``: ``namespace=`` for each part of the prefix, then limits, as a shell quotes."""
+    try:
+        said = [word.partition("=")[::2] for word in shlex.split(text)]
+        prefix = check_namespace(tuple(value for name, value in said if name == "namespace"))
+        return prefix, NamespaceLimit(**{name: int(value) for name, value in said if name != "namespace"})
+    except (ValueError, TypeError, AttributeError) as error:
+        wanted = "namespace=a namespace=b max_blocks=9 min_blocks=2"
+        raise InvalidArgument(f"namespace_limits: {shown(text)} is not of the form {wanted!r}") from error
 
 
 class _FileClock:
@@ -103,6 +239,10 @@ def _check_address(address: str) -> None:
         if not address.removeprefix("unix:").startswith("/"):
             raise InvalidArgument(f"listen: {address!r} needs an absolute path, as in unix:/run/radix-cache.sock")
         return
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise InvalidArgument(f"listen: {address!r} is neither host:port nor unix:/path")
+    _check_host_and_port(address, "listen", "is neither host:port nor unix:/path")
+
+
+def _check_host_and_port(address: str, name: str, text: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise InvalidArgument(f"{name}: {address!r} {text}")

@@ -9,20 +9,32 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
 from radix_cache import Lease, operations
 from radix_cache.errors import InvalidArgument, InvalidTokens, RadixCacheError
-from radix_cache.operations import InsertResult, Invalid, MatchPrefix, Operation, Outcome
-from radix_cache.stats import Stats, TreeNode
+from radix_cache.hints import Hints, check_hints
+from radix_cache.operations import InsertResult, Invalid, MatchPrefix, Operation, Outcome, check_seconds
+from radix_cache.stats import LeaseInfo, NamespaceStats, Stats, TreeNode
 from radix_cache.tokens import TOKEN_BYTES
 from radix_cache_service.errors import to_status
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.wire import read_block_ids, read_tokens
 
-__all__ = ["Limits", "answer", "node_of", "read_batch", "read_request", "result_of", "stats_of"]
+__all__ = [
+    "Limits",
+    "answer",
+    "lease_info_of",
+    "namespace_stats_of",
+    "node_of",
+    "read_batch",
+    "read_request",
+    "result_of",
+    "stats_of",
+]
 
 _ANSWER_BYTES = 512
 _MOST_ID_BYTES = 5  # one listed by itself
@@ -77,7 +89,17 @@ def _match_prefix(request: pb.MatchPrefixRequest, limits: Limits) -> Operation:
         request.lease_id or os.urandom(16).hex(),  # not the server's own series: its clients could guess each other's
     )
     limits.check_table(operation.num_tokens, operation.num_blocks)
+    if request.HasField("hints"):
+        operation = operation._replace(hints=_hints(request.hints))
+    if request.HasField("pin_s"):
+        operation = operation._replace(pin_s=check_seconds(request.pin_s, "pin_s"))
     return operation
+
+
+def _hints(message: pb.Hints) -> Hints:
+    """Return a request's hints; what it leaves out is None or empty."""
+    said = {field.name: value for field, value in message.ListFields()}
+    return check_hints(Hints(**said))
 
 
 def _allocate(request: pb.AllocateRequest, limits: Limits) -> Operation:
@@ -89,7 +111,8 @@ def _allocate(request: pb.AllocateRequest, limits: Limits) -> Operation:
 
 
 def _insert(request: pb.InsertRequest, limits: Limits) -> Operation:
-    operation = operations.insert(request.lease_id, _tokens(request, limits), request.offset)
+    hints = _hints(request.hints) if request.HasField("hints") else None
+    operation = operations.insert(request.lease_id, _tokens(request, limits), request.offset, hints)
     limits.check_tokens(operation.offset + len(operation.tokens) // TOKEN_BYTES, "offset and tokens together")
     return operation
 
@@ -270,7 +293,20 @@ def stats_of(stats: Stats) -> pb.GetStatsResponse:
         num_nodes=stats.num_nodes,
         num_namespaces=stats.num_namespaces,
         counters=stats.counters,
+        oldest_lease_age_s=stats.oldest_lease_age_s,
+        num_pins=stats.num_pins,
+        num_pinned_blocks=stats.num_pinned_blocks,
     )
+
+
+def namespace_stats_of(stats: NamespaceStats) -> pb.NamespaceStats:
+    """Return what one namespace has and had."""
+    return pb.NamespaceStats(**{item.name: getattr(stats, item.name) for item in fields(stats)})
+
+
+def lease_info_of(info: LeaseInfo) -> pb.LeaseInfo:
+    """Return one row of a list of leases."""
+    return pb.LeaseInfo(**{item.name: getattr(info, item.name) for item in fields(info)})
 
 
 def result_of(request: Any, outcome: Outcome) -> pb.OperationResult:

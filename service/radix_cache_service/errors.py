@@ -2,14 +2,16 @@
 
 An error travels as a status code, a sentence, and a ``google.rpc.ErrorInfo`` that names the reason and carries the
 numbers. Whatever is not in the table is a fault of the server: it is logged here, and the caller sees INTERNAL
-"internal error" and nothing of the exception's text. Token ids never enter a status.
+"internal error" and nothing of the exception's text. Nor does the log, which has its name and where it came from: the
+text could quote a prompt. Token ids never enter a status.
 """
 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -23,16 +25,32 @@ from radix_cache.errors import (
     InvalidBlocks,
     InvalidTokens,
     LeaseExpired,
+    LimitExceeded,
+    PermissionDenied,
     PoolExhausted,
     RadixCacheError,
     ServiceUnavailable,
     StaleLease,
+    Unauthenticated,
     UnknownLease,
 )
 
-__all__ = ["DOMAIN", "LayoutMismatch", "from_call_error", "from_status", "to_status"]
+__all__ = [
+    "DOMAIN",
+    "REFUSALS",
+    "LayoutMismatch",
+    "PoolInUse",
+    "abort",
+    "code_of",
+    "from_call_error",
+    "from_status",
+    "to_status",
+]
 
 DOMAIN = "radixcache.v1"
+
+REFUSALS = (Unauthenticated, PermissionDenied, LimitExceeded)
+"""What a server says of the caller, before it does anything."""
 
 _MOST_CHARACTERS = 1000  # a status travels in the trailers, which many a client limits to 8 KiB
 
@@ -41,6 +59,28 @@ _log = logging.getLogger(__name__)
 
 class LayoutMismatch(InvalidArgument):
     """Client and server disagree on the block size or on what the KV blocks look like."""
+
+
+class PoolInUse(PoolExhausted):
+    """Nothing is handed out yet: engines of before the server's start may still use the blocks.
+
+    retry_after_s: for so long.
+    """
+
+    def __init__(self, needed: int, retry_after_s: float) -> None:
+        super().__init__(needed, 0)
+        self.retry_after_s = round(retry_after_s, 3)
+        self.args = (f"{self}: the pool may still be in use, nothing is handed out for another {retry_after_s:.1f} s",)
+
+    def __reduce__(self) -> tuple[type[PoolInUse], tuple[int, float]]:  # type: ignore[override]  # other arguments
+        return type(self), (self.needed, self.retry_after_s)
+
+
+def _exhausted(_: str, details: Mapping[str, str]) -> PoolExhausted:
+    needed = int(details["needed"])
+    if "retry_after_s" in details:
+        return PoolInUse(needed, float(details["retry_after_s"]))
+    return PoolExhausted(needed, int(details["available"]))
 
 
 class _Row(NamedTuple):
@@ -61,8 +101,29 @@ _TABLE = (
         PoolExhausted,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "POOL_EXHAUSTED",
-        ("needed", "available"),
-        lambda _, details: PoolExhausted(int(details["needed"]), int(details["available"])),
+        ("needed", "available", "retry_after_s"),
+        _exhausted,
+    ),
+    _Row(
+        LimitExceeded,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "LIMIT_EXCEEDED",
+        ("limit", "value"),
+        lambda _, details: LimitExceeded(details["limit"], int(details["value"])),
+    ),
+    _Row(
+        Unauthenticated,
+        grpc.StatusCode.UNAUTHENTICATED,
+        "UNAUTHENTICATED",
+        (),
+        lambda text, _: Unauthenticated(text),
+    ),
+    _Row(
+        PermissionDenied,
+        grpc.StatusCode.PERMISSION_DENIED,
+        "PERMISSION_DENIED",
+        (),
+        lambda text, _: PermissionDenied(text),
     ),
     _Row(
         LeaseExpired,
@@ -115,10 +176,13 @@ _TABLE = (
     ),
 )
 _BY_REASON = {row.reason: row for row in _TABLE}
-_UNREACHED = {
+_PLAIN: dict[grpc.StatusCode, Callable[[str], RadixCacheError]] = {
     grpc.StatusCode.UNAVAILABLE: ServiceUnavailable,
     grpc.StatusCode.CANCELLED: ServiceUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
 
 
@@ -126,9 +190,11 @@ def to_status(error: BaseException) -> Status:
     """Return what the caller is told of ``error``; one that is not in the table is logged and masked."""
     row = next((row for row in _TABLE if isinstance(error, row.error)), None)
     if row is None or isinstance(error, IntegrityError):
-        _log.error("internal error", exc_info=error)
+        said = str(error) if isinstance(error, IntegrityError) else "(its text could quote a prompt)"
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        _log.error("internal error: %s %s\n%s", type(error).__name__, said, trace.rstrip())
         return Status(code=grpc.StatusCode.INTERNAL.value[0], message="internal error")
-    values = {name: getattr(error, name) for name in row.attributes}
+    values = {name: getattr(error, name, None) for name in row.attributes}
     info = ErrorInfo(
         reason=row.reason,
         domain=DOMAIN,
@@ -147,7 +213,7 @@ def from_status(status: Status) -> RadixCacheError:
             row = _BY_REASON.get(info.reason)
             if row is not None:
                 return row.make(status.message, info.metadata)
-    return _plain(_code(status.code), status.message)
+    return _plain(code_of(status.code), status.message)
 
 
 def from_call_error(error: grpc.RpcError) -> RadixCacheError:
@@ -161,12 +227,18 @@ def from_call_error(error: grpc.RpcError) -> RadixCacheError:
 
 def _plain(code: grpc.StatusCode, text: str) -> RadixCacheError:
     """A status without our details: the transport's own, or a foreign server's."""
-    if code in _UNREACHED:
-        return _UNREACHED[code](text or code.name)
-    if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return InvalidArgument(text)
+    if code in _PLAIN:
+        return _PLAIN[code](text or code.name)
     return RadixCacheError(f"{code.name}: {text}")
 
 
-def _code(number: int) -> grpc.StatusCode:
+def code_of(number: int) -> grpc.StatusCode:
+    """Return the status code of this number."""
     return next(code for code in grpc.StatusCode if code.value[0] == number)
+
+
+async def abort(context: Any, status: Status) -> NoReturn:
+    """End a call of the server's with ``status``, details and all."""
+    details = (("grpc-status-details-bin", status.SerializeToString()),)
+    await context.abort(code_of(status.code), status.message, details)
+    raise AssertionError("to abort raises")

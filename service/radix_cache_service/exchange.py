@@ -20,13 +20,13 @@ from radix_cache.leases import Lease
 from radix_cache.operations import MatchPrefix, Operation, Outcome, Probe, Release, Renew, check_seconds
 from radix_cache_service.books import Books
 from radix_cache_service.calls import batch_request, method_of, read_answer, read_batch, request_of
-from radix_cache_service.errors import LayoutMismatch
+from radix_cache_service.errors import REFUSALS, LayoutMismatch
 from radix_cache_service.losses import LATE_S
 
 __all__ = ["Call", "Exchange"]
 
 _REPEATABLE = (MatchPrefix, Release, Renew, Probe)
-_CERTAIN = (InvalidArgument, PoolExhausted, UnknownLease, StaleLease)  # the server said no
+_CERTAIN = (InvalidArgument, PoolExhausted, UnknownLease, StaleLease, *REFUSALS)  # the server said no
 _HEARD = (InvalidBlocks, PoolExhausted, UnknownLease, StaleLease)  # ... after it had noted that the engine lives
 
 
@@ -75,6 +75,7 @@ class Exchange(Call):
         self.seq = seq
         self.before = before  # leases that an earlier try may have opened
         self._is_settled = False
+        self._first_sent_at = self.sent_at
 
     @classmethod
     def of_verb(
@@ -115,11 +116,19 @@ class Exchange(Call):
         strict: bool = False,
     ) -> Exchange:
         """Many in one call. ``number``: what it is numbered with; ``seq``: the same, where the caller chose it."""
+        first_sent_at = books.first_sent_at(seq)
         before = books.begin(operations, seq, is_batch=True)
         request = batch_request(operations, books.engine_id, number, strict)
         exchange = cls(books, "Batch", request, timeout_s, operations, given, seq, before)
+        if first_sent_at is not None:
+            exchange._first_sent_at = first_sent_at
         exchange.is_repeatable = number is not None
         return exchange
+
+    @property
+    def proven_at(self) -> float:
+        """From when on what the answer says held: a repeated batch gets the answer of its first try."""
+        return self._first_sent_at if self.method == "Batch" else self.sent_at
 
     @property
     def certain_at(self) -> float:

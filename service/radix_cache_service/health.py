@@ -39,6 +39,13 @@ class Health(health.aio.HealthServicer):
         """Alive, but to be sent no more calls."""
         await self.set(self._service, _States.NOT_SERVING)
 
+    async def List(self, request: Any, context: Any) -> Any:  # noqa: N802
+        """Say the state of both; the stock servicer leaves this method out."""
+        states = {
+            name: await self.Check(health_pb2.HealthCheckRequest(service=name), context) for name in ("", self._service)
+        }
+        return health_pb2.HealthListResponse(statuses=states)  # type: ignore[attr-defined]  # not in the stubs yet
+
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802
         """Send the state, and each change of it, until the client has enough or the server ends."""
         await self._streams.wait(context, super().Watch(request, context))

@@ -97,11 +97,11 @@ class Losses:
         for operation in operations:
             if isinstance(operation, (Allocate, Insert, Free)) and operation.lease_id not in opened | released:
                 self._doubts[operation.lease_id] = seq
+        lost = before | opened | released
         if seq is None:
-            self.abandon(before | opened | released, certain_at, now)
-        else:
-            self.abandon(released - opened, certain_at, now)
-            self._batch = _Batch(seq, before | opened, certain_at)
+            self.abandon(lost, certain_at, now)
+        else:  # what the batch was to release too: sent again, it may work on it first
+            self._batch = _Batch(seq, lost, certain_at)
 
     def doubt(self, lease_id: str) -> None:
         """Its table is not known, for good."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
@@ -24,10 +24,13 @@ from radix_cache.operations import (
 )
 from radix_cache.stats import Description
 from radix_cache.tokens import shown
+from radix_cache_service.access import is_token
+from radix_cache_service.addresses import is_local
 from radix_cache_service.books import Books
 from radix_cache_service.calls import batch_request, read_batch, read_description
 from radix_cache_service.exchange import Call, Exchange
 from radix_cache_service.pb import prefix_cache_pb2 as pb
+from radix_cache_service.tls import Tls
 
 __all__ = ["Remote"]
 
@@ -44,8 +47,12 @@ class Remote:
 
     target: ``"127.0.0.1:50051"`` or ``"unix:/run/radix-cache.sock"``. engine_id: names this engine process; all its
     leases live as long as it is heard of. timeout_s: for each call. block_size, layout_fingerprint: what the caller's
-    KV blocks look like; a server that differs is refused with `LayoutMismatch`, at the first call.
+    KV blocks look like; pool_epoch: which life of the GPU memory they lie in. A server that differs is refused with
+    `LayoutMismatch`, at the first call.
     heartbeat_interval_s: a third of the server's ttl where none is given. max_message_bytes: for both directions.
+    tls: speak TLS, see `Tls`; ``channel_credentials`` in its place are gRPC's own. token: shown to a server that wants
+    to know who calls, or a function that returns it, asked before each call and each stream. It leaves the machine only
+    over TLS, unless ``allow_plaintext_token`` is set.
 
     Nothing is sent before the first call. A forked child gets a channel and books of its own: the leases stay the
     parent's. But fork only where no other thread is in a call; better, spawn.
@@ -61,19 +68,30 @@ class Remote:
         heartbeat_interval_s: float | None = None,
         channel_credentials: grpc.ChannelCredentials | None = None,
         max_message_bytes: int = _MAX_MESSAGE_BYTES,
+        tls: Tls | None = None,
+        token: str | Callable[[], str] | None = None,
+        allow_plaintext_token: bool = False,
+        pool_epoch: str | None = None,
     ) -> None:
         if not isinstance(target, str) or not target:
             raise InvalidArgument(f"target is an address, as in 127.0.0.1:50051, not {shown(target)}")
         self.target = target
         self.engine_id = None if engine_id is None else check_name(engine_id, "engine_id")
         self.timeout_s = check_seconds(timeout_s, "timeout_s")
-        self._wanted = pb.DescribeRequest(layout_fingerprint=layout_fingerprint)
+        self._wanted = pb.DescribeRequest(layout_fingerprint=layout_fingerprint, pool_epoch=pool_epoch)
         if block_size is not None:
             self._wanted.block_size = check_count(block_size, "block_size", 1)
         if heartbeat_interval_s is not None:
             check_seconds(heartbeat_interval_s, "heartbeat_interval_s")
         self._heartbeat_interval_s = heartbeat_interval_s
-        self._credentials = channel_credentials
+        if tls is not None and channel_credentials is not None:
+            raise InvalidArgument("tls and channel_credentials are two ways to say the same: give one of them")
+        self._credentials = channel_credentials if tls is None else tls.credentials()
+        if token is not None and self._credentials is None and not allow_plaintext_token and not is_local(target):
+            raise InvalidArgument(f"the token would go to {target} in the clear: use tls, or set allow_plaintext_token")
+        self._token = token
+        if token is not None and not callable(token):
+            _authorization(token)  # checks it
         self._max_message_bytes = check_count(max_message_bytes, "max_message_bytes", 1)
         self._is_closed = False
         self._channel: Any = None
@@ -94,7 +112,10 @@ class Remote:
     def valid_until(self) -> float | None:
         """When the last answered call was sent, plus the server's ttl, on the clock of `time.monotonic`.
 
-        Past it the leases may have run out, and an engine must launch nothing that touches their blocks. None where
+        Past it the leases may have run out, and an engine must launch nothing that touches their blocks. An answer that
+        comes only then proves nothing for a lease that its call did not name: this stays where it is until each has
+        been named in a call (`renew` will do), which tells what became of it, or released. A lease that was promised a
+        time of its own, to be handed over, does not count. None where
         leases don't run out, or there is none yet. Without an engine id, the earliest of what is known of each lease.
         A server that begins anew has none of them: see `epoch`.
         """
@@ -125,6 +146,13 @@ class Remote:
             ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own
             ("grpc.enable_http_proxy", 0),
         ]
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...] | None:
+        """What each call says of its caller."""
+        if self._token is None:
+            return None
+        return _authorization(self._token() if callable(self._token) else self._token)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -181,6 +209,18 @@ class Remote:
         )
         return self._ask("DumpTree", request)
 
+    def _ask_for_namespaces(self, namespace: Iterable[str], max_namespaces: int) -> Call:
+        most = check_count(max_namespaces, "max_namespaces", 1)
+        request = pb.GetStatsRequest(namespace=check_namespace(namespace), max_namespaces=most)
+        return self._ask("GetStats", request)
+
+    def _ask_for_leases(self, engine_id: str | None) -> Call:
+        name = "" if engine_id is None else check_name(engine_id, "engine_id")
+        return self._ask("ListLeases", pb.ListLeasesRequest(engine_id=name))
+
+    def _ask_to_release(self, engine_id: str) -> Call:
+        return self._ask("ReleaseEngine", pb.ReleaseEngineRequest(engine_id=check_name(engine_id, "engine_id")))
+
     def _check_seq(self, seq: int | None) -> None:
         if seq is not None:
             check_count(seq, "seq", 1, 2**64 - 1)
@@ -222,6 +262,12 @@ class Remote:
         owned = self._books.owned()
         most = min(_NUM_RELEASES_AT_ONCE, (self._books.description and self._books.description.max_operations) or 1)
         return [owned[start : start + most] for start in range(0, len(owned), most)]
+
+
+def _authorization(token: str) -> tuple[tuple[str, str], ...]:
+    if not is_token(token):
+        raise InvalidArgument("token has 16 to 512 letters, digits and -._~+/ (=, at the end)")
+    return (("authorization", f"Bearer {token}"),)
 
 
 def _after_fork() -> None:

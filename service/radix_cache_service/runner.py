@@ -7,39 +7,47 @@ so each runs as a whole; those give way between two pieces of work that are each
 from __future__ import annotations
 
 import asyncio
-import os
+from collections.abc import Callable
 from typing import Any
 
-import grpc
-
-from radix_cache import Lease, PrefixCache, settle_gc
-from radix_cache.operations import Allocate, MatchPrefix, Operation, Outcome
+from radix_cache import PrefixCache, settle_gc
+from radix_cache.errors import UnknownLease
+from radix_cache.operations import Allocate, Evict, Namespace, Operation, Outcome, Release, check_name
+from radix_cache.stats import LeaseInfo, TreeNode
 from radix_cache_service.config import ServerConfig
-from radix_cache_service.convert import Limits, answer, read_batch, read_request, result_of
+from radix_cache_service.convert import Limits, answer, read_batch, read_request
+from radix_cache_service.guard import make_guard
 from radix_cache_service.metrics import CallMetrics
-from radix_cache_service.openings import Openings
+from radix_cache_service.opening import new_epoch, open_ledger
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.waiting import WaitingLine
 
 __all__ = ["Runner"]
 
-_INTERNAL = grpc.StatusCode.INTERNAL.value[0]
 _LAST_WORD_S = 0.05
+_NUM_STEP_BLOCKS = 8192  # an eviction lets others in after this many
+_NUM_STEP_LEASES = 256  # and so does the end of an engine
 _SETTLED_EVERY = 2000  # calls between two rests of the garbage collector
 
 
 class Runner:
-    """One `PrefixCache`, and what its clients may ask of it. epoch: random, new at each start."""
+    """One `PrefixCache`, and what its clients may ask of it.
+
+    epoch: random, new at each start but one that took up the state of before. guard: says who may ask for what; None
+    where everybody may ask for everything.
+    """
 
     def __init__(self, config: ServerConfig, metrics: CallMetrics) -> None:
-        self.cache: PrefixCache = config.make_cache()
-        self.epoch = os.urandom(8).hex()
-        self.line = WaitingLine(config.num_blocks - config.num_reserved_blocks)
+        self.ledger, self.keeper = open_ledger(config)
+        self.cache: PrefixCache = self.ledger.cache
+        self.guard = make_guard(config, self.cache)
+        self.epoch = new_epoch() if self.keeper is None else self.keeper.epoch
+        self.line = WaitingLine(config.num_blocks - config.num_reserved_blocks, config.max_waiting_calls)
         self._limits = Limits(
             config.max_tokens, config.max_operations, config.max_message_bytes, config.block_size, config.num_blocks
         )
         self._metrics = metrics
-        self._openings = Openings()
+        self.ledger.watch = self._watch
         self._sweeps: set[asyncio.Task[None]] = set()
         self._until_settled = _SETTLED_EVERY
 
@@ -54,6 +62,18 @@ class Runner:
         if not self._until_settled:
             self._until_settled = _SETTLED_EVERY
             settle_gc()
+        if self.keeper is not None and not self.ledger.is_sweeping:
+            self.keeper.tend()
+
+    def tick(self) -> None:
+        """Let leases expire whose time is up."""
+        if self.cache.stats().num_leases:
+            self.ledger.heard("")
+
+    async def close(self) -> None:
+        """Let go of the state directory; no call may follow."""
+        if self.keeper is not None:
+            await self.keeper.close()
 
     # One operation.
 
@@ -61,12 +81,19 @@ class Runner:
         """Run the operation that ``request`` asks for; return its answer or raise its error."""
         return self._answered(request, self._run(read_request(request, self._limits), request.engine_id))
 
-    async def verb_with_patience(self, request: Any, remaining_s: float | None) -> Any:
-        """Do the same, but wait for blocks until shortly before the deadline: the answer has to get through."""
+    async def verb_with_patience(
+        self, request: Any, remaining_s: float | None, waited: Callable[[float], None] = lambda _: None
+    ) -> Any:
+        """Do the same, but wait for blocks until shortly before the deadline: the answer has to get through.
+
+        waited: told the seconds of each wait.
+        """
         operation = read_request(request, self._limits)
         timeout_s = None if remaining_s is None else remaining_s - min(_LAST_WORD_S, remaining_s / 10)
         goes_first = isinstance(operation, Allocate)
-        value = await self.line.run(lambda: self._run(operation, request.engine_id), timeout_s, goes_first=goes_first)
+        value = await self.line.run(
+            lambda: self._run(operation, request.engine_id), timeout_s, goes_first=goes_first, waited=waited
+        )
         return self._answered(request, value)
 
     def _answered(self, request: Any, value: Any) -> Any:
@@ -75,41 +102,74 @@ class Runner:
         return response
 
     def _run(self, operation: Operation, engine_id: str) -> Any:
-        if isinstance(operation, MatchPrefix):
-            opened = self._openings.find(operation, engine_id)
-            if opened is not None and self._is_live(opened, engine_id):
-                return opened
-        outcome = self.cache.run([operation], engine_id=engine_id or None)[0]
-        if outcome.error is not None:
-            raise outcome.error
-        if isinstance(operation, MatchPrefix):
-            self._openings.note(operation, engine_id, outcome.value)
-        return outcome.value
-
-    def _is_live(self, lease: Lease, engine_id: str) -> bool:
-        """Tell whether the cache still has it; to allocate nothing renews it and changes nothing."""
-        nothing = Allocate(lease.lease_id, num_blocks=0)
-        return self.cache.run([nothing], engine_id=engine_id or None)[0].error is None
+        if self.guard is None:
+            return self.ledger.one(operation, engine_id)
+        self.guard.check(operation)
+        value = self.ledger.one(operation, self.guard.engine(engine_id))
+        self.guard.done(operation, value)
+        return value
 
     def heartbeat(self, engine_id: str) -> pb.RenewResponse:
         """Renew all leases of an engine."""
-        self.cache.heartbeat(engine_id)
+        self.ledger.heard(self._engine(check_name(engine_id, "engine_id")))
         return pb.RenewResponse(state=self.state())
+
+    def dump(self, namespace: Namespace, max_nodes: int, max_span_tokens: int) -> list[TreeNode]:
+        """Return rows of the tree: of what the caller may see of it."""
+        if self.guard is None:
+            return self.cache.dump(namespace, max_nodes, max_span_tokens)
+        rows: list[TreeNode] = []
+        for prefix in self.guard.visible(namespace):
+            rows += self.cache.dump(prefix, max_nodes - len(rows), max_span_tokens)
+        return self.guard.veiled(rows)
+
+    def leases(self, engine_id: str) -> list[LeaseInfo]:
+        """Return the leases of an engine, or all: those that the caller may see."""
+        self.tick()
+        found = self.cache.leases(check_name(engine_id, "engine_id") if engine_id else None)
+        if self.guard is None:
+            return found
+        prefixes = self.guard.visible(())
+        return [info for info in found if any(info.namespace[: len(prefix)] == prefix for prefix in prefixes)]
 
     # Operations that may take long.
 
+    async def release_engine(self, engine_id: str) -> pb.ReleaseEngineResponse:
+        """Release an engine's leases one by one, and let others in between."""
+        num_released = 0
+        for number, info in enumerate(self.leases(check_name(engine_id, "engine_id")), start=1):
+            num_released += not info.is_promised and self._is_released(info.lease_id)
+            if number % _NUM_STEP_LEASES == 0:
+                await asyncio.sleep(0)
+        return pb.ReleaseEngineResponse(state=self.state(), num_released_leases=num_released)
+
+    def _is_released(self, lease_id: str) -> bool:
+        """Release a lease; tell whether it was still there."""
+        operation = Release(lease_id)
+        try:
+            self.ledger.one(operation, "")
+        except UnknownLease:
+            return False
+        if self.guard is not None:
+            self.guard.done(operation, None)
+        return True
+
     async def evict(self, request: pb.EvictRequest) -> pb.EvictResponse:
         """Evict piece by piece."""
-        operation: Any = read_request(request, self._limits)
+        operation: Any = self._allowed(request)
         self._hear(request.engine_id)
         num_evicted = 0
-        for num_evicted in self.cache.evict_steps(operation.num_blocks):  # noqa: B007
+        while num_evicted < operation.num_blocks:
+            piece: int = self.ledger.one(Evict(min(operation.num_blocks - num_evicted, _NUM_STEP_BLOCKS)), "")
+            num_evicted += piece
+            if not piece:
+                break
             await asyncio.sleep(0)
         return pb.EvictResponse(state=self.state(), num_evicted_blocks=num_evicted)
 
     async def reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
         """Reset piece by piece, to the end even if the caller leaves: what is out of sight has to be freed."""
-        operation: Any = read_request(request, self._limits)
+        operation: Any = self._allowed(request)
         self._hear(request.engine_id)
         sweep = asyncio.create_task(self._sweep(operation))
         self._sweeps.add(sweep)
@@ -118,29 +178,34 @@ class Runner:
         return pb.ResetResponse(state=self.state())
 
     async def _sweep(self, operation: Any) -> None:
-        for _ in self.cache.reset_steps(operation.namespace, operation.tokens):
+        for _ in self.ledger.reset(operation):
             await asyncio.sleep(0)
+
+    def _allowed(self, request: Any) -> Operation:
+        operation = read_request(request, self._limits)
+        if self.guard is not None:
+            self.guard.check(operation)
+        return operation
 
     def _hear(self, engine_id: str) -> None:
         if engine_id:
-            self.cache.heartbeat(engine_id)
+            self.ledger.heard(self._engine(engine_id))
+
+    def _engine(self, engine_id: str) -> str:
+        return engine_id if self.guard is None else self.guard.engine(engine_id)
 
     # Many operations.
 
     def batch(self, batch: pb.BatchRequest) -> pb.BatchResponse:
         """Run a batch; raise what is wrong with it as a whole."""
         requests, asked = read_batch(batch, self._limits)
-        paired = iter(requests)
-
-        def encode(operation: Operation, outcome: Outcome) -> pb.OperationResult:
-            if isinstance(operation, MatchPrefix) and outcome.error is None:
-                self._openings.note(operation, batch.engine_id, outcome.value)
-            result = result_of(next(paired), outcome)
-            if result.error.code == _INTERNAL:
-                self._metrics.num_calls["Batch.operation/INTERNAL"] += 1
-            return result
-
-        results = self.cache.run(
-            asked, engine_id=batch.engine_id or None, seq=batch.seq or None, strict=batch.strict, encode=encode
-        )
+        batch.engine_id = self._engine(batch.engine_id)
+        if self.guard is not None:
+            asked = self.guard.check_all(asked)
+        results = self.ledger.batch(batch, requests, asked)
         return pb.BatchResponse(state=self.state(), results=results, seq=batch.seq)
+
+    def _watch(self, operation: Operation, outcome: Outcome, result: pb.OperationResult) -> None:
+        if self.guard is not None and outcome.error is None:
+            self.guard.done(operation, outcome.value)
+        self._metrics.record_operation(type(operation).__name__, result.error.code)

@@ -14,20 +14,24 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from radix_cache import settle_gc
 from radix_cache.errors import RadixCacheError
 from radix_cache_service.config import ServerConfig
+from radix_cache_service.gate import Gate
 from radix_cache_service.health import Health
+from radix_cache_service.intake import Registry
+from radix_cache_service.logs import log_loop_error, set_up_logging
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from radix_cache_service.servicer import Servicer
 from radix_cache_service.symbols import Symbols
+from radix_cache_service.telemetry import Telemetry
 
 __all__ = ["SERVICE_NAME", "BindError", "Server", "serve"]
 
@@ -51,26 +55,49 @@ class Server:
         self._locks: list[tuple[Path, IO[str]]] = []
         self.servicer = Servicer(config)
         self._health = Health(SERVICE_NAME, self.servicer.streams)
-        self._server = grpc.aio.server(options=_options(config))
-        pb_grpc.add_PrefixCacheServiceServicer_to_server(self.servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._certificates = config.make_certificates()
+        guard, metrics = self.servicer.runner.guard, self.servicer.metrics
+        gates = () if guard is None else (Gate(guard, metrics.record),)
+        self._server = grpc.aio.server(interceptors=gates, options=_options(config))
+        ours: Any = Registry(self._server, self.servicer.metrics.record)
+        others: Any = Registry(self._server)
+        pb_grpc.add_PrefixCacheServiceServicer_to_server(self.servicer, ours)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server, pool=Symbols())  # type: ignore[arg-type]
+        reflected = reflection.aio.ReflectionServicer(names, pool=Symbols())
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, others)  # type: ignore[no-untyped-call]
+        self._telemetry = Telemetry(config, self.servicer)
         self.addresses: list[str] = []
+
+    @property
+    def metrics_address(self) -> str | None:
+        """Where it is scraped, once started; None unless the settings ask for it."""
+        return self._telemetry.metrics_address
 
     async def start(self) -> None:
         """Bind every address and serve. Raises `BindError` that names the address, with nothing left bound."""
         await self._health.start()
         try:
+            self._start_telemetry()
             self.addresses = [self._bind(address) for address in self._config.listen]
             await self._server.start()
         except BaseException:
             await self._server.stop(None)
+            await self.servicer.runner.close()
+            await self._telemetry.close()
             self._unlock()
             raise
         self._expiry = asyncio.create_task(self.servicer.expire(min(self._config.lease_ttl_s / 4, 1.0)))
         settle_gc()
         await self._health.ready()
+        self._telemetry.is_serving = True
+        _log.info("serving", extra={"addresses": self.addresses, "metrics": self.metrics_address})
+
+    def _start_telemetry(self) -> None:
+        try:
+            self._telemetry.start()
+        except OSError as error:
+            raise BindError(f"cannot listen on {self._config.metrics_listen}: {error.strerror}") from error
 
     def _bind(self, address: str) -> str:
         if not address.startswith("unix:"):
@@ -103,7 +130,10 @@ class Server:
 
     def _add(self, place: str, address: str) -> int:
         try:
-            port = self._server.add_insecure_port(place)
+            if self._certificates is None or place.startswith("unix:"):
+                port = self._server.add_insecure_port(place)
+            else:
+                port = self._server.add_secure_port(place, self._certificates.credentials())
         except RuntimeError as error:
             taken = "another server is using it, or it is no address of this machine"
             raise BindError(f"cannot listen on {address}: {taken}") from error
@@ -133,17 +163,25 @@ class Server:
 
     async def stop(self) -> None:
         """Say NOT_SERVING, wait for that to be seen, end the streams, let calls in flight finish, and end."""
+        delay_s, grace_s = self._config.drain_delay_s, self._config.grace_s
+        _log.info("draining: not ready, still serving", extra={"drain_delay_s": delay_s})
+        self._telemetry.is_serving = False
         await self._health.unready()
-        await asyncio.sleep(self._config.drain_delay_s)
+        await asyncio.sleep(delay_s)
+        left = {"streams": len(self.servicer.streams), "waiting_calls": len(self.servicer.runner.line)}
+        _log.info("draining: streams and waiting calls end, calls in flight finish", extra={**left, "grace_s": grace_s})
         self.servicer.drain()
-        await self._server.stop(self._config.grace_s)
+        await self._server.stop(grace_s)
         self._expiry.cancel()
+        await self.servicer.runner.close()
+        await self._telemetry.close()
         self._unlock()
+        _log.info("ended")
 
 
 def serve(config: ServerConfig) -> None:
     """Run a server until SIGTERM or SIGINT. Prints where it listens once it serves. Raises `BindError`."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or it says on its own, and worse, what BindError says
+    set_up_logging(config.log_format, config.log_level)
     asyncio.run(_serve(config))
 
 
@@ -153,11 +191,13 @@ async def _serve(config: ServerConfig) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, ended.set)
+    loop.set_exception_handler(log_loop_error)
     await server.start()
+    if server.metrics_address is not None:
+        print(f"metrics on {server.metrics_address}", flush=True)  # noqa: T201 - see below
     for address in server.addresses:
         print(f"listening on {address}", flush=True)  # noqa: T201 - the one line that a starter waits for
     await ended.wait()
-    _log.info("draining")
     await server.stop()
 
 
@@ -166,6 +206,9 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
+        # While more than 1,000 calls have not reached their handlers, gRPC would cancel some: a burst has as many.
+        ("grpc.server.max_pending_requests", 16_384),
+        ("grpc.server.max_pending_requests_hard_limit", 32_768),
         # Clients may ping an idle connection every 10 s, and one with a call every half second, without being cut off.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),

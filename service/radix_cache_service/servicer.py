@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,10 +26,12 @@ from google.rpc.status_pb2 import Status
 from grpc.aio import ServicerContext
 
 import radix_cache
+from radix_cache.errors import InvalidArgument
 from radix_cache_service.config import ServerConfig
-from radix_cache_service.convert import node_of, stats_of
-from radix_cache_service.errors import LayoutMismatch, to_status
-from radix_cache_service.metrics import CallMetrics
+from radix_cache_service.convert import lease_info_of, namespace_stats_of, node_of, stats_of
+from radix_cache_service.errors import LayoutMismatch, abort, to_status
+from radix_cache_service.intake import MALFORMED
+from radix_cache_service.metrics import Call, CallMetrics
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from radix_cache_service.runner import Runner
@@ -36,7 +39,10 @@ from radix_cache_service.streams import OpenStreams
 
 __all__ = ["Servicer"]
 
+_UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED.value[0]
 _DUMPED_AT_ONCE = 256
+_LISTED_AT_ONCE = 256
+_MAX_NAMESPACES = 10_000
 _MAX_DUMPED_NODES = 100_000
 _MAX_DUMPED_SPAN = 1024  # tokens: with as many ids at block size 1, a piece has 2 MiB at most
 
@@ -61,13 +67,18 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
 
     async def _answer(self, method: str, context: ServicerContext[Any, Any], make: Callable[[], Awaitable[Any]]) -> Any:
         """Return what ``make`` returns, or abort with the status of its error."""
-        started = time.perf_counter()
-        code = grpc.StatusCode.OK
-        try:
+        return await self._answer_call(self.metrics.call(method, context), context, make)
+
+    async def _answer_call(
+        self, call: Call, context: ServicerContext[Any, Any], make: Callable[[], Awaitable[Any]]
+    ) -> Any:
+        """Do the same, and note it in ``call``."""
+        with self._ended(call):
             remaining = context.time_remaining()
             if remaining is not None and remaining <= 0:
-                code = grpc.StatusCode.DEADLINE_EXCEEDED
-                await context.abort(code, "the call's deadline had passed when it arrived")
+                call.code = "DEADLINE_EXCEEDED"
+                text = "the call's deadline had passed when it arrived"
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
             try:
                 return await make()
             except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
@@ -75,13 +86,20 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():  # by the caller; the context doesn't tell
-                    code = grpc.StatusCode.CANCELLED
+                    call.code = "CANCELLED"
                     raise
                 status = Status(code=grpc.StatusCode.ABORTED.value[0], message="cancelled by the server: try again")
             code = _code(status)
-            await context.abort(code, status.message, (("grpc-status-details-bin", status.SerializeToString()),))
+            call.code = code.name
+            return await context.abort(code, status.message, (("grpc-status-details-bin", status.SerializeToString()),))
+
+    @contextmanager
+    def _ended(self, call: Call) -> Iterator[None]:
+        """Note a call when it ends; then let others have a turn."""
+        try:
+            with call:
+                yield
         finally:
-            self.metrics.record(method, code.name, time.perf_counter() - started)
             self.runner.after_call()
 
     async def _verb(self, method: str, request: Any, context: ServicerContext[Any, Any]) -> Any:
@@ -96,8 +114,9 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         """Serve a verb that waits for blocks if it is asked to."""
         if not request.wait:
             return await self._verb(method, request, context)
-        run = partial(self.runner.verb_with_patience, request, context.time_remaining())
-        return await self._answer(method, context, run)
+        call = self.metrics.call(method, context)
+        run = partial(self.runner.verb_with_patience, request, context.time_remaining(), call.waited)
+        return await self._answer_call(call, context, run)
 
     async def MatchPrefix(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         return await self._patient_verb("MatchPrefix", request, context)
@@ -146,32 +165,42 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         """Answer batches in order until the client ends the stream, or the server drains."""
         async with self.streams.opened(context):
             while (request := await self.streams.read(context)) is not grpc.aio.EOF:
-                await context.write(self._answer_batch(request.batch))
+                response = self._answer_batch(request, context)
+                if self.runner.guard is not None and response.error.code == _UNAUTHENTICATED:
+                    await abort(context, response.error)  # the next stream comes with another token
+                await context.write(response)
 
-    def _answer_batch(self, batch: pb.BatchRequest) -> pb.SessionResponse:
+    def _answer_batch(self, request: Any, context: ServicerContext[Any, Any]) -> pb.SessionResponse:
         """Run a batch of a stream; one that is refused as a whole does not end it."""
-        started = time.perf_counter()
-        code = grpc.StatusCode.OK
-        try:
-            return pb.SessionResponse(batch=self.runner.batch(batch))
-        except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
-            status = to_status(error)
-            code = _code(status)
-            return pb.SessionResponse(error=status)
-        finally:
-            self.metrics.record("Session", code.name, time.perf_counter() - started)
-            self.runner.after_call()
+        call = self.metrics.call("Session", context)
+        with self._ended(call):
+            try:
+                if request is MALFORMED:
+                    raise InvalidArgument("the bytes are no SessionRequest")
+                return pb.SessionResponse(batch=self.runner.batch(request.batch))
+            except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
+                status = to_status(error)
+                call.code = _code(status).name
+                return pb.SessionResponse(error=status)
 
     # What the server says of itself.
 
     async def GetStats(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         async def run() -> Any:
+            self.runner.tick()
             said = stats_of(self.cache.stats())
+            if request.max_namespaces:
+                found = self.cache.namespace_stats(tuple(request.namespace))
+                most = min(request.max_namespaces, _MAX_NAMESPACES)
+                said.namespaces.extend(map(namespace_stats_of, found[:most]))
             said.state.CopyFrom(self.runner.state())
             said.uptime_s = time.monotonic() - self._started
             said.num_calls.update(self.metrics.num_calls)
-            for method, latency in self.metrics.latencies().items():
-                said.latencies[method].CopyFrom(latency)
+            said.num_operations.update(self.metrics.num_operations())
+            said.num_waiting_calls = len(self.runner.line)
+            said.num_streams = len(self.streams)
+            for method, latencies in self.metrics.latencies.items():
+                said.latencies[method].CopyFrom(latencies.as_message())
             return said
 
         return await self._answer("GetStats", context, run)
@@ -191,13 +220,14 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                 max_tokens=self._config.max_tokens,
                 max_operations=self._config.max_operations,
                 layout_fingerprint=self._config.layout_fingerprint,
+                pool_epoch=self._config.pool_epoch,
                 version=radix_cache.__version__,
             )
 
         return await self._answer("Describe", context, run)
 
     def _check_layout(self, request: pb.DescribeRequest) -> None:
-        for name in ("block_size", "layout_fingerprint"):
+        for name in ("block_size", "layout_fingerprint", "pool_epoch"):
             wanted, here = getattr(request, name), getattr(self._config, name)
             if request.HasField(name) and wanted != here:
                 raise LayoutMismatch(f"{name} is {here!r} here, the client was built for {wanted!r}")
@@ -206,7 +236,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         """Send the rows in pieces. They are of one moment."""
 
         async def run() -> Any:
-            return self.cache.dump(
+            return self.runner.dump(
                 tuple(request.namespace),
                 min(request.max_nodes or _MAX_DUMPED_NODES, _MAX_DUMPED_NODES),
                 min(request.max_span_tokens, _MAX_DUMPED_SPAN),
@@ -216,17 +246,32 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         for start in range(0, len(rows), _DUMPED_AT_ONCE):
             yield pb.DumpTreeResponse(nodes=map(node_of, rows[start : start + _DUMPED_AT_ONCE]))
 
+    async def ListLeases(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        """Send the leases in pieces. They are of one moment."""
+
+        async def run() -> Any:
+            return self.runner.leases(request.engine_id)
+
+        leases = await self._answer("ListLeases", context, run)
+        for start in range(0, len(leases), _LISTED_AT_ONCE):
+            yield pb.ListLeasesResponse(leases=map(lease_info_of, leases[start : start + _LISTED_AT_ONCE]))
+
+    async def ReleaseEngine(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
+        return await self._answer("ReleaseEngine", context, partial(self.runner.release_engine, request.engine_id))
+
     async def WatchEvents(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """Not served yet."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server publishes no events")
         yield  # a generator, like the other streams
 
     async def expire(self, interval_s: float) -> None:
-        """Let leases run out although no call comes; never returns."""
+        """Let leases run out although no call comes, and see whether tokens were changed; never returns."""
         while True:
             await asyncio.sleep(interval_s)
-            self.cache.stats()
-            self.runner.line.stir()
+            if self.runner.guard is not None:
+                self.runner.guard.refresh()
+            self.runner.tick()
+            self.runner.after_call()
 
 
 def _code(status: Status) -> grpc.StatusCode:

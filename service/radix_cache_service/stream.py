@@ -12,7 +12,7 @@ import grpc
 
 from radix_cache.errors import DeadlineExceeded, RadixCacheError, ServiceUnavailable
 from radix_cache.operations import Outcome
-from radix_cache_service.errors import from_call_error, from_status
+from radix_cache_service.errors import REFUSALS, from_call_error, from_status
 from radix_cache_service.exchange import Exchange
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 
@@ -57,7 +57,7 @@ class Stream:
         self.stub = stub
         self._client = client
         self._outgoing: SimpleQueue[pb.SessionRequest | None] = SimpleQueue()
-        self._call = stub.Session(iter(self._outgoing.get, None))
+        self._call = stub.Session(iter(self._outgoing.get, None), metadata=client._metadata)
         self._unanswered: deque[Answer] = deque()
         self._reading = threading.Lock()
         self._waiting_since: float | None = None
@@ -152,7 +152,7 @@ class Stream:
         if self._is_late:
             return DeadlineExceeded(f"no answer in the session for {self._client.timeout_s} s")
         found = from_call_error(error)
-        return found if isinstance(found, ServiceUnavailable) else ServiceUnavailable(str(found))
+        return found if isinstance(found, (ServiceUnavailable, *REFUSALS)) else ServiceUnavailable(str(found))
 
     def _watch(self) -> None:
         """End the stream when a reader has waited too long. Wakes rarely: no wait that begins later ends earlier."""

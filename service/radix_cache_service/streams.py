@@ -9,6 +9,9 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
+from radix_cache.errors import LimitExceeded
+from radix_cache_service.errors import abort, to_status
+
 __all__ = ["OpenStreams"]
 
 T = TypeVar("T")
@@ -18,10 +21,13 @@ class OpenStreams:
     """Each stream is a task, which waits most of the time. max_streams: the most at once."""
 
     def __init__(self, max_streams: int) -> None:
-        self._max_streams = max_streams
+        self.max_streams = max_streams
         self._num_open = 0
         self._waiting: set[asyncio.Task[Any]] = set()
         self._is_ending = False
+
+    def __len__(self) -> int:
+        return self._num_open
 
     def end(self) -> None:
         """End those that wait now, and each of the others as soon as it would wait, with UNAVAILABLE."""
@@ -32,9 +38,8 @@ class OpenStreams:
     @asynccontextmanager
     async def opened(self, context: Any) -> AsyncIterator[None]:
         """Count a stream while the block lasts. Refuses one too many."""
-        if self._num_open >= self._max_streams:
-            text = f"{self._max_streams} streams are open, the most here"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        if self._num_open >= self.max_streams:
+            await abort(context, to_status(LimitExceeded("max_streams", self.max_streams)))
         self._num_open += 1
         try:
             yield

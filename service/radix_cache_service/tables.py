@@ -54,9 +54,10 @@ class Tables:
         """A call named the lease."""
         if lease_id not in self.leases:
             return
-        if isinstance(operation, Renew) and operation.ttl_s is not None:
+        own = operation.ttl_s if isinstance(operation, Renew) else getattr(operation, "pin_s", None)
+        if own is not None:
             self.promised.add(lease_id)
-            ttl_s = operation.ttl_s
+            ttl_s = own
         self.until[lease_id] = max(self.until.get(lease_id, 0.0), sent_at + ttl_s)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from radix_cache import operations
+from radix_cache.hints import Hints
 from radix_cache.leases import Lease
 from radix_cache.operations import InsertResult, Operation
 from radix_cache.tokens import BlockIds, TokenIds
@@ -36,6 +37,7 @@ class Verbs(ABC):
         parent: Lease | str | None = None,
         lease_id: str | None = None,
         wait_s: float | None = None,
+        hints: Hints | None = None,
     ) -> Lease:
         """Find the longest cached prefix, lock it and allocate: `radix_cache.PrefixCache.match_prefix`.
 
@@ -43,7 +45,9 @@ class Verbs(ABC):
         If the answer is lost, the lease is given back along with later calls, unless the caller asks again under the
         same ``lease_id``.
         """
-        operation = operations.match_prefix(tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id)
+        operation = operations.match_prefix(
+            tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id, hints
+        )
         lease: Lease = self._do(operation, parent, wait_s)
         return lease
 
@@ -61,9 +65,9 @@ class Verbs(ABC):
         added: array[int] = self._do(operations.allocate(lease, num_tokens, num_blocks), lease, wait_s)
         return added
 
-    def insert(self, lease: Lease | str, tokens: TokenIds, offset: int = 0) -> InsertResult:
+    def insert(self, lease: Lease | str, tokens: TokenIds, offset: int = 0, hints: Hints | None = None) -> InsertResult:
         """Publish whole blocks whose KV is complete: `radix_cache.PrefixCache.insert`."""
-        result: InsertResult = self._do(operations.insert(lease, tokens, offset), lease)
+        result: InsertResult = self._do(operations.insert(lease, tokens, offset, hints), lease)
         return result
 
     def free(self, lease: Lease | str, block_ids: BlockIds) -> None:
@@ -92,6 +96,15 @@ class Verbs(ABC):
         """Forget what is cached under a namespace: `radix_cache.PrefixCache.reset`."""
         self._do(operations.reset(namespace, tokens))
 
+    def pin(self, tokens: TokenIds, ttl_s: float, namespace: Iterable[str] = (), lease_id: str | None = None) -> Lease:
+        """Keep the cached part of a prefix resident: `radix_cache.PrefixCache.pin`. A closing client leaves it be."""
+        lease: Lease = self._do(operations.pin(tokens, ttl_s, namespace, lease_id))
+        return lease
+
+    def unpin(self, pin: Lease | str) -> None:
+        """End a pin: `radix_cache.PrefixCache.unpin`."""
+        self.release(pin)
+
 
 class AsyncVerbs(ABC):
     """The same, to be awaited."""
@@ -110,9 +123,12 @@ class AsyncVerbs(ABC):
         parent: Lease | str | None = None,
         lease_id: str | None = None,
         wait_s: float | None = None,
+        hints: Hints | None = None,
     ) -> Lease:
         """Find the longest cached prefix, lock it and allocate: `Verbs.match_prefix`."""
-        operation = operations.match_prefix(tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id)
+        operation = operations.match_prefix(
+            tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id, hints
+        )
         lease: Lease = await self._do(operation, parent, wait_s)
         return lease
 
@@ -127,9 +143,11 @@ class AsyncVerbs(ABC):
         added: array[int] = await self._do(operations.allocate(lease, num_tokens, num_blocks), lease, wait_s)
         return added
 
-    async def insert(self, lease: Lease | str, tokens: TokenIds, offset: int = 0) -> InsertResult:
+    async def insert(
+        self, lease: Lease | str, tokens: TokenIds, offset: int = 0, hints: Hints | None = None
+    ) -> InsertResult:
         """Publish whole blocks whose KV is complete: `Verbs.insert`."""
-        result: InsertResult = await self._do(operations.insert(lease, tokens, offset), lease)
+        result: InsertResult = await self._do(operations.insert(lease, tokens, offset, hints), lease)
         return result
 
     async def free(self, lease: Lease | str, block_ids: BlockIds) -> None:
@@ -157,3 +175,14 @@ class AsyncVerbs(ABC):
     async def reset(self, namespace: Iterable[str] | None = None, tokens: TokenIds | None = None) -> None:
         """Forget what is cached under a namespace: `Verbs.reset`."""
         await self._do(operations.reset(namespace, tokens))
+
+    async def pin(
+        self, tokens: TokenIds, ttl_s: float, namespace: Iterable[str] = (), lease_id: str | None = None
+    ) -> Lease:
+        """Keep the cached part of a prefix resident: `Verbs.pin`."""
+        lease: Lease = await self._do(operations.pin(tokens, ttl_s, namespace, lease_id))
+        return lease
+
+    async def unpin(self, pin: Lease | str) -> None:
+        """End a pin: `Verbs.unpin`."""
+        await self.release(pin)

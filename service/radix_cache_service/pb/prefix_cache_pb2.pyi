@@ -11,8 +11,10 @@ Errors are status codes with a google.rpc.ErrorInfo (domain "radixcache.v1") tha
   INVALID_ARGUMENT     INVALID_ARGUMENT, INVALID_TOKENS (metadata: index)
   FAILED_PRECONDITION  INVALID_BLOCKS (block_id), STALE_LEASE (lease_id), LAYOUT_MISMATCH
   NOT_FOUND            UNKNOWN_LEASE, LEASE_EXPIRED (lease_id)
-  RESOURCE_EXHAUSTED   POOL_EXHAUSTED (needed, available)
-An error changes nothing.
+  RESOURCE_EXHAUSTED   POOL_EXHAUSTED (needed, available), LIMIT_EXCEEDED (limit, value)
+  UNAUTHENTICATED      UNAUTHENTICATED
+  PERMISSION_DENIED    PERMISSION_DENIED
+An error changes nothing. Where the server has tokens, a call carries `authorization: Bearer TOKEN` in its metadata.
 """
 
 from collections import abc as _abc
@@ -83,6 +85,71 @@ class ServerState(_message.Message):
 Global___ServerState: _TypeAlias = ServerState  # noqa: Y015
 
 @_typing.final
+class Hints(_message.Message):
+    """What a client may know that the server's eviction policy can use. Advice only."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    PRIORITY_S_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    REQUEST_TYPE_FIELD_NUMBER: _builtins.int
+    NEXT_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COST_S_FIELD_NUMBER: _builtins.int
+    NEXT_USE_FIELD_NUMBER: _builtins.int
+    priority: _builtins.int
+    """The larger, the longer the blocks stay."""
+    priority_s: _builtins.float
+    """Seconds that the priority holds, from the release on; absent: for ever."""
+    conversation: _builtins.str
+    """Which conversation the request belongs to."""
+    request_type: _builtins.str
+    """What kind of request it is."""
+    next_prompt_tokens: _builtins.int
+    """Tokens that the conversation's next prompt is expected to add."""
+    cost_s: _builtins.float
+    """Seconds that it takes to compute the KV of the whole prompt."""
+    next_use: _builtins.float
+    """Steps from now until whoever shares the prompt runs next."""
+    def __init__(
+        self,
+        *,
+        priority: _builtins.int | None = ...,
+        priority_s: _builtins.float | None = ...,
+        conversation: _builtins.str = ...,
+        request_type: _builtins.str = ...,
+        next_prompt_tokens: _builtins.int | None = ...,
+        cost_s: _builtins.float | None = ...,
+        next_use: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_s", b"_cost_s", "_next_prompt_tokens", b"_next_prompt_tokens", "_next_use", b"_next_use", "_priority", b"_priority", "_priority_s", b"_priority_s", "cost_s", b"cost_s", "next_prompt_tokens", b"next_prompt_tokens", "next_use", b"next_use", "priority", b"priority", "priority_s", b"priority_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_s", b"_cost_s", "_next_prompt_tokens", b"_next_prompt_tokens", "_next_use", b"_next_use", "_priority", b"_priority", "_priority_s", b"_priority_s", "conversation", b"conversation", "cost_s", b"cost_s", "next_prompt_tokens", b"next_prompt_tokens", "next_use", b"next_use", "priority", b"priority", "priority_s", b"priority_s", "request_type", b"request_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cost_s: _TypeAlias = _typing.Literal["cost_s"]  # noqa: Y015
+    _WhichOneofArgType__cost_s: _TypeAlias = _typing.Literal["_cost_s", b"_cost_s"]  # noqa: Y015
+    _WhichOneofReturnType__next_prompt_tokens: _TypeAlias = _typing.Literal["next_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__next_prompt_tokens: _TypeAlias = _typing.Literal["_next_prompt_tokens", b"_next_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__next_use: _TypeAlias = _typing.Literal["next_use"]  # noqa: Y015
+    _WhichOneofArgType__next_use: _TypeAlias = _typing.Literal["_next_use", b"_next_use"]  # noqa: Y015
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__priority_s: _TypeAlias = _typing.Literal["priority_s"]  # noqa: Y015
+    _WhichOneofArgType__priority_s: _TypeAlias = _typing.Literal["_priority_s", b"_priority_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_s) -> _WhichOneofReturnType__cost_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_prompt_tokens) -> _WhichOneofReturnType__next_prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_use) -> _WhichOneofReturnType__next_use | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority_s) -> _WhichOneofReturnType__priority_s | None: ...
+
+Global___Hints: _TypeAlias = Hints  # noqa: Y015
+
+@_typing.final
 class MatchPrefixRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -97,6 +164,8 @@ class MatchPrefixRequest(_message.Message):
     ENGINE_ID_FIELD_NUMBER: _builtins.int
     ID_FORMAT_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
+    PIN_S_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     max_tokens: _builtins.int
     """At most this much is matched; an engine passes the length of its prompt less one."""
@@ -112,10 +181,14 @@ class MatchPrefixRequest(_message.Message):
     id_format: Global___IdFormat.ValueType
     wait: _builtins.bool
     """Where blocks are missing, wait for them until shortly before the call's deadline. Not inside a batch."""
+    pin_s: _builtins.float
+    """The lease is a pin: it belongs to no engine, has no blocks of its own, and ends after so many seconds."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def namespace(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def hints(self) -> Global___Hints: ...
     def __init__(
         self,
         *,
@@ -130,10 +203,12 @@ class MatchPrefixRequest(_message.Message):
         engine_id: _builtins.str = ...,
         id_format: Global___IdFormat.ValueType = ...,
         wait: _builtins.bool = ...,
+        hints: Global___Hints | None = ...,
+        pin_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "max_tokens", b"max_tokens", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "_pin_s", b"_pin_s", "hints", b"hints", "max_tokens", b"max_tokens", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "pin_s", b"pin_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "engine_id", b"engine_id", "id_format", b"id_format", "lease_id", b"lease_id", "max_tokens", b"max_tokens", "namespace", b"namespace", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "parent_lease_id", b"parent_lease_id", "token_ids", b"token_ids", "tokens", b"tokens", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "_pin_s", b"_pin_s", "engine_id", b"engine_id", "hints", b"hints", "id_format", b"id_format", "lease_id", b"lease_id", "max_tokens", b"max_tokens", "namespace", b"namespace", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "parent_lease_id", b"parent_lease_id", "pin_s", b"pin_s", "token_ids", b"token_ids", "tokens", b"tokens", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -141,12 +216,16 @@ class MatchPrefixRequest(_message.Message):
     _WhichOneofArgType__num_blocks: _TypeAlias = _typing.Literal["_num_blocks", b"_num_blocks"]  # noqa: Y015
     _WhichOneofReturnType__num_tokens: _TypeAlias = _typing.Literal["num_tokens"]  # noqa: Y015
     _WhichOneofArgType__num_tokens: _TypeAlias = _typing.Literal["_num_tokens", b"_num_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__pin_s: _TypeAlias = _typing.Literal["pin_s"]  # noqa: Y015
+    _WhichOneofArgType__pin_s: _TypeAlias = _typing.Literal["_pin_s", b"_pin_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_blocks) -> _WhichOneofReturnType__num_blocks | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_tokens) -> _WhichOneofReturnType__num_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pin_s) -> _WhichOneofReturnType__pin_s | None: ...
 
 Global___MatchPrefixRequest: _TypeAlias = MatchPrefixRequest  # noqa: Y015
 
@@ -269,6 +348,7 @@ class InsertRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     ENGINE_ID_FIELD_NUMBER: _builtins.int
+    HINTS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     tokens: _builtins.bytes
     offset: _builtins.int
@@ -276,6 +356,10 @@ class InsertRequest(_message.Message):
     engine_id: _builtins.str
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def hints(self) -> Global___Hints:
+        """Absent: those of the match."""
+
     def __init__(
         self,
         *,
@@ -284,10 +368,11 @@ class InsertRequest(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         offset: _builtins.int = ...,
         engine_id: _builtins.str = ...,
+        hints: Global___Hints | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hints", b"hints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "lease_id", b"lease_id", "offset", b"offset", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id", "hints", b"hints", "lease_id", b"lease_id", "offset", b"offset", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -854,12 +939,23 @@ Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
 class GetStatsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MAX_NAMESPACES_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    max_namespaces: _builtins.int
+    """Add up to so many namespaces, each with what it has; 0: none."""
+    @_builtins.property
+    def namespace(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of those that begin with these parts."""
+
     def __init__(
         self,
+        *,
+        max_namespaces: _builtins.int = ...,
+        namespace: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_namespaces", b"max_namespaces", "namespace", b"namespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -930,6 +1026,26 @@ class GetStatsResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class NumOperationsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATE_FIELD_NUMBER: _builtins.int
     NUM_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_LEASED_BLOCKS_FIELD_NUMBER: _builtins.int
@@ -943,6 +1059,13 @@ class GetStatsResponse(_message.Message):
     UPTIME_S_FIELD_NUMBER: _builtins.int
     NUM_CALLS_FIELD_NUMBER: _builtins.int
     LATENCIES_FIELD_NUMBER: _builtins.int
+    NUM_OPERATIONS_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_CALLS_FIELD_NUMBER: _builtins.int
+    NUM_STREAMS_FIELD_NUMBER: _builtins.int
+    OLDEST_LEASE_AGE_S_FIELD_NUMBER: _builtins.int
+    NUM_PINS_FIELD_NUMBER: _builtins.int
+    NUM_PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
     num_free_blocks: _builtins.int
     num_leased_blocks: _builtins.int
     num_cached_blocks: _builtins.int
@@ -953,6 +1076,15 @@ class GetStatsResponse(_message.Message):
     num_namespaces: _builtins.int
     uptime_s: _builtins.float
     """Seconds since the server started."""
+    num_waiting_calls: _builtins.int
+    """Calls that wait for blocks now."""
+    num_streams: _builtins.int
+    """Sessions and other streams that are open now."""
+    oldest_lease_age_s: _builtins.float
+    """Seconds since the oldest lease was opened; absent: there is none."""
+    num_pins: _builtins.int
+    """Leases that only keep a prefix, and the blocks that they keep, a block under two of them counted twice."""
+    num_pinned_blocks: _builtins.int
     @_builtins.property
     def state(self) -> Global___ServerState: ...
     @_builtins.property
@@ -967,6 +1099,12 @@ class GetStatsResponse(_message.Message):
     def latencies(self) -> _containers.MessageMap[_builtins.str, Global___Latency]:
         """Handler time in seconds, by method."""
 
+    @_builtins.property
+    def num_operations(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Operations of batches, by verb and status code name, for instance "Allocate/RESOURCE_EXHAUSTED"."""
+
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamespaceStats]: ...
     def __init__(
         self,
         *,
@@ -983,18 +1121,76 @@ class GetStatsResponse(_message.Message):
         uptime_s: _builtins.float = ...,
         num_calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         latencies: _abc.Mapping[_builtins.str, Global___Latency] | None = ...,
+        num_operations: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        num_waiting_calls: _builtins.int = ...,
+        num_streams: _builtins.int = ...,
+        oldest_lease_age_s: _builtins.float | None = ...,
+        num_pins: _builtins.int = ...,
+        num_pinned_blocks: _builtins.int = ...,
+        namespaces: _abc.Iterable[Global___NamespaceStats] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_lease_age_s", b"_oldest_lease_age_s", "oldest_lease_age_s", b"oldest_lease_age_s", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "latencies", b"latencies", "num_cached_blocks", b"num_cached_blocks", "num_calls", b"num_calls", "num_evictable_blocks", b"num_evictable_blocks", "num_free_blocks", b"num_free_blocks", "num_leased_blocks", b"num_leased_blocks", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_nodes", b"num_nodes", "num_protected_blocks", b"num_protected_blocks", "state", b"state", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_lease_age_s", b"_oldest_lease_age_s", "counters", b"counters", "latencies", b"latencies", "namespaces", b"namespaces", "num_cached_blocks", b"num_cached_blocks", "num_calls", b"num_calls", "num_evictable_blocks", b"num_evictable_blocks", "num_free_blocks", b"num_free_blocks", "num_leased_blocks", b"num_leased_blocks", "num_leases", b"num_leases", "num_namespaces", b"num_namespaces", "num_nodes", b"num_nodes", "num_operations", b"num_operations", "num_pinned_blocks", b"num_pinned_blocks", "num_pins", b"num_pins", "num_protected_blocks", b"num_protected_blocks", "num_streams", b"num_streams", "num_waiting_calls", b"num_waiting_calls", "oldest_lease_age_s", b"oldest_lease_age_s", "state", b"state", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__oldest_lease_age_s: _TypeAlias = _typing.Literal["oldest_lease_age_s"]  # noqa: Y015
+    _WhichOneofArgType__oldest_lease_age_s: _TypeAlias = _typing.Literal["_oldest_lease_age_s", b"_oldest_lease_age_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_lease_age_s) -> _WhichOneofReturnType__oldest_lease_age_s | None: ...
 
 Global___GetStatsResponse: _TypeAlias = GetStatsResponse  # noqa: Y015
 
 @_typing.final
+class NamespaceStats(_message.Message):
+    """What one namespace has now, and its totals since it was last empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_EVICTABLE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_PROTECTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_LEASED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_LEASES_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_QUERIED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    num_cached_blocks: _builtins.int
+    num_evictable_blocks: _builtins.int
+    num_protected_blocks: _builtins.int
+    num_leased_blocks: _builtins.int
+    num_leases: _builtins.int
+    num_requests: _builtins.int
+    num_queried_tokens: _builtins.int
+    num_hit_tokens: _builtins.int
+    num_evicted_blocks: _builtins.int
+    @_builtins.property
+    def namespace(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        namespace: _abc.Iterable[_builtins.str] | None = ...,
+        num_cached_blocks: _builtins.int = ...,
+        num_evictable_blocks: _builtins.int = ...,
+        num_protected_blocks: _builtins.int = ...,
+        num_leased_blocks: _builtins.int = ...,
+        num_leases: _builtins.int = ...,
+        num_requests: _builtins.int = ...,
+        num_queried_tokens: _builtins.int = ...,
+        num_hit_tokens: _builtins.int = ...,
+        num_evicted_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "num_cached_blocks", b"num_cached_blocks", "num_evictable_blocks", b"num_evictable_blocks", "num_evicted_blocks", b"num_evicted_blocks", "num_hit_tokens", b"num_hit_tokens", "num_leased_blocks", b"num_leased_blocks", "num_leases", b"num_leases", "num_protected_blocks", b"num_protected_blocks", "num_queried_tokens", b"num_queried_tokens", "num_requests", b"num_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamespaceStats: _TypeAlias = NamespaceStats  # noqa: Y015
+
+@_typing.final
 class Latency(_message.Message):
-    """Time spent in the server's handler."""
+    """Time spent in the server's handler, not counting the time that the call waited for blocks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1028,27 +1224,35 @@ class DescribeRequest(_message.Message):
 
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    POOL_EPOCH_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     """What the client was built for; FAILED_PRECONDITION if the server differs."""
     layout_fingerprint: _builtins.str
+    pool_epoch: _builtins.str
+    """Which life of the GPU memory the client's pool is of."""
     def __init__(
         self,
         *,
         block_size: _builtins.int | None = ...,
         layout_fingerprint: _builtins.str | None = ...,
+        pool_epoch: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_block_size", b"_block_size", "_layout_fingerprint", b"_layout_fingerprint", "block_size", b"block_size", "layout_fingerprint", b"layout_fingerprint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_block_size", b"_block_size", "_layout_fingerprint", b"_layout_fingerprint", "_pool_epoch", b"_pool_epoch", "block_size", b"block_size", "layout_fingerprint", b"layout_fingerprint", "pool_epoch", b"pool_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_block_size", b"_block_size", "_layout_fingerprint", b"_layout_fingerprint", "block_size", b"block_size", "layout_fingerprint", b"layout_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_block_size", b"_block_size", "_layout_fingerprint", b"_layout_fingerprint", "_pool_epoch", b"_pool_epoch", "block_size", b"block_size", "layout_fingerprint", b"layout_fingerprint", "pool_epoch", b"pool_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__block_size: _TypeAlias = _typing.Literal["block_size"]  # noqa: Y015
     _WhichOneofArgType__block_size: _TypeAlias = _typing.Literal["_block_size", b"_block_size"]  # noqa: Y015
     _WhichOneofReturnType__layout_fingerprint: _TypeAlias = _typing.Literal["layout_fingerprint"]  # noqa: Y015
     _WhichOneofArgType__layout_fingerprint: _TypeAlias = _typing.Literal["_layout_fingerprint", b"_layout_fingerprint"]  # noqa: Y015
+    _WhichOneofReturnType__pool_epoch: _TypeAlias = _typing.Literal["pool_epoch"]  # noqa: Y015
+    _WhichOneofArgType__pool_epoch: _TypeAlias = _typing.Literal["_pool_epoch", b"_pool_epoch"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__block_size) -> _WhichOneofReturnType__block_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__layout_fingerprint) -> _WhichOneofReturnType__layout_fingerprint | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pool_epoch) -> _WhichOneofReturnType__pool_epoch | None: ...
 
 Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
 
@@ -1067,6 +1271,7 @@ class DescribeResponse(_message.Message):
     MAX_OPERATIONS_FIELD_NUMBER: _builtins.int
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    POOL_EPOCH_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     num_blocks: _builtins.int
     num_reserved_blocks: _builtins.int
@@ -1081,6 +1286,8 @@ class DescribeResponse(_message.Message):
     layout_fingerprint: _builtins.str
     """What the KV blocks look like: engines whose own differs must not use them."""
     version: _builtins.str
+    pool_epoch: _builtins.str
+    """Which life of the GPU memory the cache is about, as whoever started the server named it; empty: it was not named."""
     @_builtins.property
     def state(self) -> Global___ServerState: ...
     def __init__(
@@ -1097,10 +1304,11 @@ class DescribeResponse(_message.Message):
         max_operations: _builtins.int = ...,
         layout_fingerprint: _builtins.str = ...,
         version: _builtins.str = ...,
+        pool_epoch: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s", "lease_ttl_s", b"lease_ttl_s", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s", "block_size", b"block_size", "growth_share", b"growth_share", "layout_fingerprint", b"layout_fingerprint", "lease_ttl_s", b"lease_ttl_s", "max_operations", b"max_operations", "max_tokens", b"max_tokens", "num_blocks", b"num_blocks", "num_reserved_blocks", b"num_reserved_blocks", "policy", b"policy", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s", "block_size", b"block_size", "growth_share", b"growth_share", "layout_fingerprint", b"layout_fingerprint", "lease_ttl_s", b"lease_ttl_s", "max_operations", b"max_operations", "max_tokens", b"max_tokens", "num_blocks", b"num_blocks", "num_reserved_blocks", b"num_reserved_blocks", "policy", b"policy", "pool_epoch", b"pool_epoch", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lease_ttl_s: _TypeAlias = _typing.Literal["lease_ttl_s"]  # noqa: Y015
     _WhichOneofArgType__lease_ttl_s: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s"]  # noqa: Y015
@@ -1248,3 +1456,141 @@ class WatchEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchEventsResponse: _TypeAlias = WatchEventsResponse  # noqa: Y015
+
+@_typing.final
+class ListLeasesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Empty: of all engines, and of none."""
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLeasesRequest: _TypeAlias = ListLeasesRequest  # noqa: Y015
+
+@_typing.final
+class ListLeasesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseInfo]: ...
+    def __init__(
+        self,
+        *,
+        leases: _abc.Iterable[Global___LeaseInfo] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLeasesResponse: _TypeAlias = ListLeasesResponse  # noqa: Y015
+
+@_typing.final
+class LeaseInfo(_message.Message):
+    """One lease."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PUBLISHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PRIVATE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_REDUNDANT_BLOCKS_FIELD_NUMBER: _builtins.int
+    LEFT_S_FIELD_NUMBER: _builtins.int
+    IS_PROMISED_FIELD_NUMBER: _builtins.int
+    IS_PIN_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    engine_id: _builtins.str
+    """Empty: it belongs to no engine."""
+    num_cached_tokens: _builtins.int
+    num_published_tokens: _builtins.int
+    num_private_blocks: _builtins.int
+    num_redundant_blocks: _builtins.int
+    left_s: _builtins.float
+    """Seconds that it lives on, if nothing is heard of it; absent: for ever."""
+    is_promised: _builtins.bool
+    """It was promised so long by Renew, whatever becomes of its engine."""
+    is_pin: _builtins.bool
+    """It only keeps a prefix."""
+    @_builtins.property
+    def namespace(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        namespace: _abc.Iterable[_builtins.str] | None = ...,
+        engine_id: _builtins.str = ...,
+        num_cached_tokens: _builtins.int = ...,
+        num_published_tokens: _builtins.int = ...,
+        num_private_blocks: _builtins.int = ...,
+        num_redundant_blocks: _builtins.int = ...,
+        left_s: _builtins.float | None = ...,
+        is_promised: _builtins.bool = ...,
+        is_pin: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_s", b"_left_s", "left_s", b"left_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_s", b"_left_s", "engine_id", b"engine_id", "is_pin", b"is_pin", "is_promised", b"is_promised", "lease_id", b"lease_id", "left_s", b"left_s", "namespace", b"namespace", "num_cached_tokens", b"num_cached_tokens", "num_private_blocks", b"num_private_blocks", "num_published_tokens", b"num_published_tokens", "num_redundant_blocks", b"num_redundant_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__left_s: _TypeAlias = _typing.Literal["left_s"]  # noqa: Y015
+    _WhichOneofArgType__left_s: _TypeAlias = _typing.Literal["_left_s", b"_left_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_s) -> _WhichOneofReturnType__left_s | None: ...
+
+Global___LeaseInfo: _TypeAlias = LeaseInfo  # noqa: Y015
+
+@_typing.final
+class ReleaseEngineRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """As ListLeases shows it. Leases that Renew promised a time of their own stay for that time."""
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_id", b"engine_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseEngineRequest: _TypeAlias = ReleaseEngineRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseEngineResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    NUM_RELEASED_LEASES_FIELD_NUMBER: _builtins.int
+    num_released_leases: _builtins.int
+    @_builtins.property
+    def state(self) -> Global___ServerState: ...
+    def __init__(
+        self,
+        *,
+        state: Global___ServerState | None = ...,
+        num_released_leases: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_released_leases", b"num_released_leases", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseEngineResponse: _TypeAlias = ReleaseEngineResponse  # noqa: Y015

@@ -111,6 +111,16 @@ class PrefixCacheServiceStub(object):
                 request_serializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.WatchEventsRequest.SerializeToString,
                 response_deserializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.WatchEventsResponse.FromString,
                 _registered_method=True)
+        self.ListLeases = channel.unary_stream(
+                '/radixcache.v1.PrefixCacheService/ListLeases',
+                request_serializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.ListLeasesRequest.SerializeToString,
+                response_deserializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.ListLeasesResponse.FromString,
+                _registered_method=True)
+        self.ReleaseEngine = channel.unary_unary(
+                '/radixcache.v1.PrefixCacheService/ReleaseEngine',
+                request_serializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.ReleaseEngineRequest.SerializeToString,
+                response_deserializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.ReleaseEngineResponse.FromString,
+                _registered_method=True)
 
 
 class PrefixCacheServiceServicer(object):
@@ -224,6 +234,20 @@ class PrefixCacheServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListLeases(self, request, context):
+        """All leases, or those of an engine, as they are at one moment.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseEngine(self, request, context):
+        """Ends the leases of an engine that is dead, without waiting for them to run out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefixCacheServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -301,6 +325,16 @@ def add_PrefixCacheServiceServicer_to_server(servicer, server):
                     servicer.WatchEvents,
                     request_deserializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.WatchEventsRequest.FromString,
                     response_serializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.WatchEventsResponse.SerializeToString,
+            ),
+            'ListLeases': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListLeases,
+                    request_deserializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.ListLeasesRequest.FromString,
+                    response_serializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.ListLeasesResponse.SerializeToString,
+            ),
+            'ReleaseEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseEngine,
+                    request_deserializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.ReleaseEngineRequest.FromString,
+                    response_serializer=radix__cache__service_dot_pb_dot_prefix__cache__pb2.ReleaseEngineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -710,6 +744,60 @@ class PrefixCacheService(object):
             '/radixcache.v1.PrefixCacheService/WatchEvents',
             radix__cache__service_dot_pb_dot_prefix__cache__pb2.WatchEventsRequest.SerializeToString,
             radix__cache__service_dot_pb_dot_prefix__cache__pb2.WatchEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLeases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/radixcache.v1.PrefixCacheService/ListLeases',
+            radix__cache__service_dot_pb_dot_prefix__cache__pb2.ListLeasesRequest.SerializeToString,
+            radix__cache__service_dot_pb_dot_prefix__cache__pb2.ListLeasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixcache.v1.PrefixCacheService/ReleaseEngine',
+            radix__cache__service_dot_pb_dot_prefix__cache__pb2.ReleaseEngineRequest.SerializeToString,
+            radix__cache__service_dot_pb_dot_prefix__cache__pb2.ReleaseEngineResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,8 +11,10 @@ Errors are status codes with a google.rpc.ErrorInfo (domain "radixcache.v1") tha
   INVALID_ARGUMENT     INVALID_ARGUMENT, INVALID_TOKENS (metadata: index)
   FAILED_PRECONDITION  INVALID_BLOCKS (block_id), STALE_LEASE (lease_id), LAYOUT_MISMATCH
   NOT_FOUND            UNKNOWN_LEASE, LEASE_EXPIRED (lease_id)
-  RESOURCE_EXHAUSTED   POOL_EXHAUSTED (needed, available)
-An error changes nothing.
+  RESOURCE_EXHAUSTED   POOL_EXHAUSTED (needed, available), LIMIT_EXCEEDED (limit, value)
+  UNAUTHENTICATED      UNAUTHENTICATED
+  PERMISSION_DENIED    PERMISSION_DENIED
+An error changes nothing. Where the server has tokens, a call carries `authorization: Bearer TOKEN` in its metadata.
 """
 
 from collections import abc as _abc
@@ -79,6 +81,10 @@ class PrefixCacheServiceStub:
     """The tree, parents first."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_prefix_cache_pb2.WatchEventsRequest, _prefix_cache_pb2.WatchEventsResponse]
     """What is stored and removed, as it happens."""
+    ListLeases: _grpc.UnaryStreamMultiCallable[_prefix_cache_pb2.ListLeasesRequest, _prefix_cache_pb2.ListLeasesResponse]
+    """All leases, or those of an engine, as they are at one moment."""
+    ReleaseEngine: _grpc.UnaryUnaryMultiCallable[_prefix_cache_pb2.ReleaseEngineRequest, _prefix_cache_pb2.ReleaseEngineResponse]
+    """Ends the leases of an engine that is dead, without waiting for them to run out."""
 
 @_typing.type_check_only
 class PrefixCacheServiceAsyncStub(PrefixCacheServiceStub):
@@ -119,6 +125,10 @@ class PrefixCacheServiceAsyncStub(PrefixCacheServiceStub):
     """The tree, parents first."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_prefix_cache_pb2.WatchEventsRequest, _prefix_cache_pb2.WatchEventsResponse]  # type: ignore[assignment]
     """What is stored and removed, as it happens."""
+    ListLeases: _aio.UnaryStreamMultiCallable[_prefix_cache_pb2.ListLeasesRequest, _prefix_cache_pb2.ListLeasesResponse]  # type: ignore[assignment]
+    """All leases, or those of an engine, as they are at one moment."""
+    ReleaseEngine: _aio.UnaryUnaryMultiCallable[_prefix_cache_pb2.ReleaseEngineRequest, _prefix_cache_pb2.ReleaseEngineResponse]  # type: ignore[assignment]
+    """Ends the leases of an engine that is dead, without waiting for them to run out."""
 
 class PrefixCacheServiceServicer(metaclass=_abc_1.ABCMeta):
     """One server owns one block pool and the tree over it. Lease ids are chosen by the client (a UUID, say) and engine ids
@@ -246,5 +256,21 @@ class PrefixCacheServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_prefix_cache_pb2.WatchEventsResponse], _abc.AsyncIterator[_prefix_cache_pb2.WatchEventsResponse]]:
         """What is stored and removed, as it happens."""
+
+    @_abc_1.abstractmethod
+    def ListLeases(
+        self,
+        request: _prefix_cache_pb2.ListLeasesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_prefix_cache_pb2.ListLeasesResponse], _abc.AsyncIterator[_prefix_cache_pb2.ListLeasesResponse]]:
+        """All leases, or those of an engine, as they are at one moment."""
+
+    @_abc_1.abstractmethod
+    def ReleaseEngine(
+        self,
+        request: _prefix_cache_pb2.ReleaseEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_prefix_cache_pb2.ReleaseEngineResponse, _abc.Awaitable[_prefix_cache_pb2.ReleaseEngineResponse]]:
+        """Ends the leases of an engine that is dead, without waiting for them to run out."""
 
 def add_PrefixCacheServiceServicer_to_server(servicer: PrefixCacheServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

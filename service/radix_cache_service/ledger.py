@@ -1,0 +1,323 @@
+"""The calls to a cache, such that they can be made again: all that an answer depends on is in here.
+
+The same calls at the same readings of the clock give the same answers, block ids and all. That is what makes a journal
+of calls a copy of the state: `Ledger.replay` makes a recorded call again. So nothing here may depend on chance, on the
+time of day, or on the order in which a set happens to be walked. Names that the server chose are in the record, and so
+is what an operation was refused for before it ran.
+
+With a journal, each call is written down before its answer is let go, together with a checksum of the answer: a replay
+that would answer anything else is noticed. A call that changed nothing is written down as what it did to the leases:
+an engine was heard of, and time went on.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from radix_cache import Lease, PrefixCache
+from radix_cache.errors import PoolExhausted, RadixCacheError
+from radix_cache.operations import (
+    Allocate,
+    InsertResult,
+    Invalid,
+    MatchPrefix,
+    Operation,
+    Outcome,
+    Probe,
+    Reset,
+    check_name,
+    opened_by,
+)
+from radix_cache_service.calls import request_of
+from radix_cache_service.clock import CallClock
+from radix_cache_service.convert import Limits, read_batch, read_request, result_of
+from radix_cache_service.errors import PoolInUse, from_status, to_status
+from radix_cache_service.journal import Kind, Record, StateError
+from radix_cache_service.openings import Openings
+from radix_cache_service.pb import prefix_cache_pb2 as pb
+
+__all__ = ["Journal", "Ledger"]
+
+T = TypeVar("T")
+
+_VERBS: dict[int, Any] = {
+    field.number: getattr(pb, field.message_type.name)
+    for field in pb.Operation.DESCRIPTOR.fields
+    if field.message_type is not None
+}
+_NUMBERS = {verb: number for number, verb in _VERBS.items()}
+_LENGTH = struct.Struct("<I")
+_ANY = 2**62
+_DONE = object()
+
+
+class Journal(Protocol):
+    """Where calls are written down."""
+
+    def append(self, kind: int, reading: float, digest: int, payload: bytes) -> None:
+        """Write one call; return when it is safe from the end of this process."""
+
+
+class Ledger:
+    """One cache and the calls to it. Each call is whole: nothing of another happens in between.
+
+    clock: the cache's own; each call moves it. journal: set once what it holds is replayed; None: nothing is kept.
+    watch: told of each operation of a batch that runs, with its outcome and its answer. closed: the lease that holds
+    the whole pool, and until when, where nothing must be handed out at first.
+    """
+
+    def __init__(self, cache: PrefixCache, clock: CallClock, openings: Openings | None = None) -> None:
+        said = cache.describe()
+        self.cache = cache
+        self.clock = clock
+        self.openings = openings or Openings()
+        self.journal: Journal | None = None
+        self.watch: Callable[[Operation, Outcome, pb.OperationResult], object] = lambda *_: None
+        self.closed: tuple[str, float] | None = None
+        self._no_limits = Limits(_ANY, _ANY, _ANY, said.block_size, said.num_blocks)
+        self._sweep: Iterator[None] | None = None
+
+    # Calls.
+
+    def one(self, operation: Operation, engine_id: str) -> Any:
+        """Run one operation; return its value or raise its error.
+
+        A match that opened a lease which is still there gets that lease.
+        """
+        if isinstance(operation, Probe):
+            if engine_id:
+                self.heard(engine_id)
+            return self._do(operation, engine_id)  # at the same reading: it changes nothing
+        if isinstance(operation, MatchPrefix):
+            opened = self.openings.find(operation, engine_id)
+            if opened is not None and self._is_live(opened, engine_id):
+                return opened
+        return self._run(operation, engine_id)
+
+    def _is_live(self, lease: Lease, engine_id: str) -> bool:
+        """Tell whether the cache still has it; to allocate nothing renews it and changes nothing."""
+        try:
+            self._run(Allocate(lease.lease_id, num_blocks=0), engine_id)
+        except RadixCacheError:
+            return False
+        return True
+
+    def _run(self, operation: Operation, engine_id: str) -> Any:
+        def record(said: object) -> tuple[int, bytes]:
+            if (
+                isinstance(said, PoolExhausted)
+                and isinstance(operation, MatchPrefix)
+                and _is_quiet(operation, engine_id)
+            ):
+                return Kind.HEARD, engine_id.encode()
+            request = request_of(operation, engine_id or None)
+            return _NUMBERS[type(request)], request.SerializeToString()
+
+        return self._noted(record, lambda: self._do(operation, engine_id))
+
+    def _do(self, operation: Operation, engine_id: str) -> Any:
+        outcome = self.cache.run([operation], engine_id=engine_id or None)[0]
+        if outcome.error is not None:
+            raise self._explained(outcome.error)
+        if isinstance(operation, MatchPrefix):
+            self.openings.note(operation, engine_id, outcome.value)
+        return outcome.value
+
+    def batch(self, batch: pb.BatchRequest, requests: list[Any], asked: list[Operation]) -> list[pb.OperationResult]:
+        """Run ``asked``, which the ``requests`` of a batch ask for; return the answer to each, or raise what is wrong
+        with the batch as a whole.
+        """
+        for request, operation in zip(requests, asked, strict=True):
+            if isinstance(operation, MatchPrefix):
+                request.lease_id = operation.lease_id
+        return self._noted(lambda _: _batch_record(batch, asked), lambda: self._do_all(batch, requests, asked))
+
+    def _do_all(self, batch: pb.BatchRequest, requests: list[Any], asked: list[Operation]) -> list[pb.OperationResult]:
+        paired = iter(requests)
+
+        def encode(operation: Operation, outcome: Outcome) -> pb.OperationResult:
+            if outcome.error is not None:
+                outcome = Outcome(error=self._explained(outcome.error))
+            elif isinstance(operation, MatchPrefix):
+                self.openings.note(operation, batch.engine_id, outcome.value)
+            result = result_of(next(paired), outcome)
+            self.watch(operation, outcome, result)
+            return result
+
+        return self.cache.run(
+            asked, engine_id=batch.engine_id or None, seq=batch.seq or None, strict=batch.strict, encode=encode
+        )
+
+    def heard(self, engine_id: str) -> None:
+        """Renew the leases of an engine; without one, only let leases expire whose time is up."""
+        if engine_id:
+            check_name(engine_id, "engine_id")
+        self._noted(lambda _: (Kind.HEARD, engine_id.encode()), lambda: self._hear(engine_id))
+
+    def _hear(self, engine_id: str) -> None:
+        self.cache.run([], engine_id=engine_id or None)
+
+    def reset(self, operation: Reset) -> Iterator[None]:
+        """Forget what a reset names, piece by piece: all of it is out of sight after the first."""
+        request = request_of(operation, None)
+        self._noted(lambda _: (Kind.DETACH, request.SerializeToString()), lambda: self._detach(operation))
+        while self.is_sweeping:
+            yield
+            self._noted(lambda _: (Kind.SWEEP, b""), self._go_on, now=False)
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether something that a reset has put out of sight is still to be freed."""
+        return self._sweep is not None
+
+    def _detach(self, operation: Reset) -> None:
+        self._sweep = self.cache.reset_steps(operation.namespace, operation.tokens)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Free a piece; which of several resets it is of makes no difference."""
+        if self._sweep is not None and next(self._sweep, _DONE) is _DONE:
+            self._sweep = None
+
+    def _explained(self, error: RadixCacheError) -> RadixCacheError:
+        if self.closed is not None and isinstance(error, PoolExhausted) and self.clock() < self.closed[1]:
+            return PoolInUse(error.needed, self.closed[1] - self.clock())
+        return error
+
+    # Starting.
+
+    def start(self, closed_as: str = "") -> None:
+        """Begin to serve: what was being swept is swept to its end, and the leases of before have a full ttl.
+
+        closed_as: the name of a lease that takes the whole pool for one ttl.
+        """
+        self._noted(lambda _: (Kind.START, closed_as.encode()), lambda: self._start(closed_as))
+
+    def _start(self, closed_as: str) -> None:
+        self._hear("")
+        while self.is_sweeping:
+            self._go_on()
+        self._renew_all()
+        if closed_as:
+            said = self.cache.describe()
+            self.cache.match_prefix(b"", num_blocks=said.num_blocks - said.num_reserved_blocks, lease_id=closed_as)
+            self.closed = closed_as, self.clock() + (said.lease_ttl_s or 0.0)
+
+    def _renew_all(self) -> None:
+        """Nobody could call while the server was down."""
+        leases = list(self.cache._executor.leases)
+        for engine_id in dict.fromkeys(lease.engine_id for lease in leases if lease.engine_id is not None):
+            self._hear(engine_id)
+        for lease in leases:
+            is_closure = self.closed is not None and lease.lease_id == self.closed[0]
+            if lease.engine_id is None and not lease.is_pin and not is_closure:
+                self.cache.renew(lease.lease_id)
+
+    # Writing down and reading back.
+
+    def _noted(self, record: Callable[[object], tuple[int, bytes]], call: Callable[[], T], *, now: bool = True) -> T:
+        """Make a call, and write down what ``record`` makes of it and of what came of it.
+
+        now: at the present time; the call begins with what is due by then. Otherwise no time has passed.
+        """
+        if now:
+            self.clock.tick()
+        try:
+            said = call()
+        except Exception as error:
+            self._write(record, error)
+            raise
+        self._write(record, said)
+        return said
+
+    def _write(self, record: Callable[[object], tuple[int, bytes]], said: object) -> None:
+        if self.journal is not None:
+            kind, payload = record(said)
+            self.journal.append(kind, self.clock(), 0 if kind == Kind.HEARD else _digest(said), payload)
+
+    def replay(self, record: Record) -> None:
+        """Make a recorded call again. Raises `StateError` where it is answered otherwise than it was."""
+        self.clock.resume(record.reading)
+        try:
+            said = self._again(record.kind, record.payload)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it was recorded
+            said = error
+        if _digest(said) != record.digest:
+            raise StateError(
+                f"record {record.number} of the journal (kind {record.kind}) is answered otherwise than it was, "
+                f"now with {type(said).__name__}"
+            )
+
+    def _again(self, kind: int, payload: bytes) -> Any:
+        if kind in _VERBS:
+            request = _VERBS[kind].FromString(payload)
+            return self._do(read_request(request, self._no_limits), request.engine_id)
+        if kind == Kind.DETACH:
+            reset: Any = read_request(pb.ResetRequest.FromString(payload), self._no_limits)
+            return self._detach(reset)
+        if kind == Kind.SWEEP:
+            return self._go_on()
+        if kind == Kind.HEARD:
+            return self._hear(payload.decode())
+        if kind == Kind.START:
+            return self._start(payload.decode())
+        return self._do_all(*_read_batch_record(kind, payload, self._no_limits))
+
+
+def _is_quiet(operation: MatchPrefix, engine_id: str) -> bool:
+    """Tell whether a match that finds no blocks only lets its engine be heard of.
+
+    One that waits is tried again and again: its prompt is not to be written each time.
+    """
+    return bool(engine_id) or operation.parent_id is None
+
+
+def _batch_record(batch: pb.BatchRequest, asked: list[Operation]) -> tuple[int, bytes]:
+    """Return a batch as it ran: where operations were refused before, their errors go with it."""
+    payload = batch.SerializeToString()
+    if not any(isinstance(operation, Invalid) for operation in asked):
+        return Kind.BATCH, payload
+    errors = [to_status(operation.error) if isinstance(operation, Invalid) else None for operation in asked]
+    refused = pb.BatchResponse(results=[pb.OperationResult(error=error) for error in errors])
+    return Kind.BATCH_IN_PART, _LENGTH.pack(len(payload)) + payload + refused.SerializeToString()
+
+
+def _read_batch_record(kind: int, payload: bytes, limits: Limits) -> tuple[pb.BatchRequest, list[Any], list[Operation]]:
+    refused = pb.BatchResponse()
+    if kind == Kind.BATCH_IN_PART:
+        end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
+        refused = pb.BatchResponse.FromString(payload[end:])
+        payload = payload[_LENGTH.size : end]
+    batch = pb.BatchRequest.FromString(payload)
+    requests, asked = read_batch(batch, limits)
+    for place, result in enumerate(refused.results):
+        if result.HasField("error"):
+            asked[place] = Invalid(from_status(result.error), opened_by(asked[place]))
+    return batch, requests, asked
+
+
+def _digest(said: Any) -> int:
+    """Return a checksum of an answer, by which another one is noticed; of an error its kind counts, not its words."""
+    if said is None:
+        return 0
+    if isinstance(said, Lease):
+        return zlib.crc32(said.block_table, said.num_cached_tokens & 0xFFFF_FFFF)
+    if isinstance(said, array):
+        return zlib.crc32(said)
+    if isinstance(said, InsertResult):
+        return zlib.crc32(said.redundant_block_ids, zlib.crc32(said.block_ids, said.num_cached_tokens & 0xFFFF_FFFF))
+    if isinstance(said, list):
+        return _digest_of_results(said)
+    return zlib.crc32((type(said).__name__ if isinstance(said, Exception) else str(said)).encode())
+
+
+def _digest_of_results(results: list[pb.OperationResult]) -> int:
+    digest = 0
+    for result in results:
+        said = b"%d" % result.error.code if result.HasField("error") else result.SerializeToString()
+        digest = zlib.crc32(said, digest)
+    return digest

@@ -1,0 +1,126 @@
+"""Where a server's ledger comes from: nowhere, or its state directory.
+
+A state directory is about one pool with one content. So it is only taken up with the settings that it was kept with,
+and never for another life of the GPU memory: then the cache starts cold, under a new epoch, which tells clients that
+the leases of before are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from radix_cache_service.config import ServerConfig
+from radix_cache_service.journal import StateError
+from radix_cache_service.keeper import Keeper
+from radix_cache_service.ledger import Ledger
+from radix_cache_service.recovery import recover
+from radix_cache_service.state_dir import Manifest, StateDir
+
+__all__ = ["new_epoch", "open_ledger"]
+
+_log = logging.getLogger(__name__)
+
+_ADVICE = "to begin anew, move the directory away and start with --pool-in-use"
+
+
+def new_epoch() -> str:
+    """Return 64 random bits."""
+    return os.urandom(8).hex()
+
+
+def open_ledger(config: ServerConfig) -> tuple[Ledger, Keeper | None]:
+    """Return the ledger to serve from, and what keeps it, if anything does. Raises `StateError`."""
+    if config.state_dir is None:
+        ledger = _new(config)
+        ledger.start(_closed_as(config))
+        return ledger, None
+    state = StateDir(config.state_dir)
+    try:
+        return _open_kept(state, config)
+    except BaseException:
+        state.close()
+        raise
+
+
+def _new(config: ServerConfig) -> Ledger:
+    clock = config.make_clock()
+    return Ledger(config.make_cache(clock), clock)
+
+
+def _closed_name() -> str:
+    """Return a name that nobody guesses, for the lease that holds the whole pool at first."""
+    return f"in-use-before-the-start-{os.urandom(16).hex()}"
+
+
+def _closed_as(config: ServerConfig) -> str:
+    return _closed_name() if config.pool_in_use else ""
+
+
+def _open_kept(state: StateDir, config: ServerConfig) -> tuple[Ledger, Keeper]:
+    manifest = state.read()
+    if manifest is None:
+        return _begin(state, config, _closed_as(config))
+    if manifest.pool_epoch != config.pool_epoch:
+        return _begin_cold(state, config, manifest)
+    _check_settings(state, config, manifest)
+    return _go_on(state, config, manifest)
+
+
+def _begin(state: StateDir, config: ServerConfig, closed_as: str) -> tuple[Ledger, Keeper]:
+    segment = max(state.segments(), default=0) + 1
+    manifest = Manifest(
+        new_epoch(), config.pool_epoch, config.cache_settings(), config.layout_fingerprint, segment=segment
+    )
+    state.write(manifest)
+    ledger = _new(config)
+    return ledger, _keep(state, config, manifest, ledger, closed_as)
+
+
+def _begin_cold(state: StateDir, config: ServerConfig, manifest: Manifest) -> tuple[Ledger, Keeper]:
+    """The GPU memory lives another life. If it cannot be told that it does, engines of before may still use it."""
+    was, now = manifest.pool_epoch, config.pool_epoch
+    if not now:
+        raise StateError(f"{state.path} is about pool_epoch {was!r}, and this start names none: name it, or {_ADVICE}")
+    _log.warning("pool_epoch was %r and is %r: the cache starts cold", was, now)
+    return _begin(state, config, _closed_as(config) if was else _closed_name())
+
+
+def _check_settings(state: StateDir, config: ServerConfig, manifest: Manifest) -> None:
+    kept = {**manifest.settings, "layout_fingerprint": manifest.layout_fingerprint}
+    asked = {**config.cache_settings(), "layout_fingerprint": config.layout_fingerprint}
+    for name in {**kept, **asked}:
+        if kept.get(name) != asked.get(name):
+            raise StateError(
+                f"{state.path} was kept with {name} {kept.get(name)!r}, and this start has {asked.get(name)!r}: "
+                f"start as before, or {_ADVICE}"
+            )
+
+
+def _go_on(state: StateDir, config: ServerConfig, manifest: Manifest) -> tuple[Ledger, Keeper]:
+    try:
+        found = recover(state, manifest, config.make_clock())
+    except StateError as error:
+        raise StateError(f"{error}; {_ADVICE}") from error
+    if found.num_torn_bytes:
+        _log.warning("%s ended in %d bytes of a call that was never answered", state.path, found.num_torn_bytes)
+    stats = found.ledger.cache.stats()
+    _log.info("%s: %d leases and %d cached blocks are back", state.path, stats.num_leases, stats.num_cached_blocks)
+    keeper = _keep(state, config, manifest, found.ledger, "", found.next_number, found.num_bytes)
+    return found.ledger, keeper
+
+
+def _keep(
+    state: StateDir,
+    config: ServerConfig,
+    manifest: Manifest,
+    ledger: Ledger,
+    closed_as: str,
+    next_number: int = 1,
+    num_bytes: int = 0,
+) -> Keeper:
+    """Begin to write down what ``ledger`` is asked, and to serve from it."""
+    keeper = Keeper(state, manifest, next_number, num_bytes, config.max_journal_bytes)
+    ledger.journal = keeper
+    ledger.start(closed_as)
+    return keeper
