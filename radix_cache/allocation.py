@@ -43,11 +43,19 @@ class Allocator:
         kept = self.num_growth_blocks if self.num_leased_blocks else 0
         if num_blocks <= self.pool.num_free_blocks - kept and share is None and not self.is_refusing:
             return
-        index = self.index
-        own = 0 if node is None else index.num_evictable_above(node)
+        self._require(num_blocks, share, self._num_own(node, child, part), kept)
+
+    def has_room(self, num_blocks: int, share: Share | None, node: Node | None, child: Node | None, part: int) -> bool:
+        """Tell whether a match could have so many, if it protected ``part`` bytes behind ``node``."""
+        kept = self.num_growth_blocks if self.num_leased_blocks else 0
+        return num_blocks <= min(self._num_available(share, self._num_own(node, child, part), kept))
+
+    def _num_own(self, node: Node | None, child: Node | None, part: int) -> int:
+        """How many evictable blocks a match would protect."""
+        own = 0 if node is None else self.index.num_evictable_above(node)
         if child is not None and not child.num_locks:
-            own += part // index.block_bytes
-        self._require(num_blocks, share, own, kept)
+            own += part // self.index.block_bytes
+        return own
 
     def check_growth(self, num_blocks: int, share: Share | None) -> None:
         """Raise `PoolExhausted` unless a running lease can have so many more."""

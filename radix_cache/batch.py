@@ -70,12 +70,13 @@ class Recorder:
         parent: object = None,
         lease_id: str | None = None,
         hints: Hints | None = None,
+        partial: bool = False,
     ) -> Pending[Lease]:
         """Find the longest cached prefix, lock it and allocate."""
         opened = operations.new_lease_id() if lease_id is None else lease_id
         return self._record(
             lambda: operations.match_prefix(
-                tokens, namespace, max_tokens, num_tokens, num_blocks, parent, opened, hints
+                tokens, namespace, max_tokens, num_tokens, num_blocks, parent, opened, hints, partial
             ),
             opened,
             needs=parent,

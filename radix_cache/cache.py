@@ -114,6 +114,7 @@ class PrefixCache:
         lease_id: str | None = None,
         engine_id: str | None = None,
         hints: Hints | None = None,
+        partial: bool = False,
     ) -> Lease:
         """Find the longest cached prefix of ``tokens``, lock it, and allocate private blocks behind it.
 
@@ -121,12 +122,14 @@ class PrefixCache:
         covers positions [0, num_tokens). num_blocks: private blocks; with both, whichever asks for fewer. parent: the
         prompt is what that lease has published, then ``tokens``. lease_id: a name of one's own, not in use.
         engine_id: whose calls keep the lease alive. hints: what the eviction policy may know of the request.
+        partial: also name the cached block that agrees longest behind the match, for a copy (`Lease.partial_block_id`);
+        not where its blocks are needed for the request itself.
 
         Mutates: touches and locks the match, evicts as many blocks as are missing. O(tokens), a memcmp for each node.
         Raises `PoolExhausted`, `InvalidTokens`, `InvalidArgument`, and for ``parent`` `UnknownLease` and `StaleLease`.
         """
         operation = operations.match_prefix(
-            tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id, hints
+            tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id, hints, partial
         )
         lease: Lease = self._do(operation, engine_id)
         return lease

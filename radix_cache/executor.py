@@ -187,6 +187,8 @@ class Executor:
         root = lease._root
         if owned:
             self.allocator.give_back(root, owned)
+        if lease._partial is not None:
+            self.let_go_of_partial(lease)
         if lease._node is not None:
             freed = self.index.unlock(lease._node)
             lease._node = None
@@ -257,6 +259,14 @@ class Executor:
         if freed:
             self._give_reset(b"".join(freed))
         return freed is not None
+
+    def let_go_of_partial(self, lease: Lease) -> None:
+        """Unlock the block that a match named behind its whole blocks."""
+        assert lease._partial is not None
+        freed = self.index.unlock(lease._partial)
+        lease._partial = None
+        if freed:
+            self._give_reset(freed)
 
     def _give_reset(self, freed: bytes) -> None:
         """Blocks that a reset forgot are free."""

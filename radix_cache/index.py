@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 from radix_cache.errors import IntegrityError, InvalidTokens
 from radix_cache.hints import NO_HINTS, Hints
+from radix_cache.nearest import NearestKeys, num_common_tokens
 from radix_cache.node import BLOCK_ID_BYTES, MAX_PLAIN_CHILDREN, Node, Root, Share, WideChildren, common_prefix
 from radix_cache.operations import Namespace
 from radix_cache.policies import EvictionPolicy
@@ -62,6 +63,7 @@ class PrefixIndex:
         self.num_cached_blocks = 0
         self.num_protected_blocks = 0
         self.num_nodes = 0
+        self._nearest = NearestKeys()
         self.roots: dict[Namespace, Root] = {}
         self.shares: dict[Namespace, Share] = {} if shares is None else shares
         self._doomed: list[Node] = []  # out of sight, still to be swept
@@ -121,7 +123,20 @@ class PrefixIndex:
         else:
             return 0
         behind = data[at + covered : min(at + covered + self.block_bytes, limit)]
-        return max((_num_common_tokens(block, behind) for block in candidates), default=0)
+        return max((num_common_tokens(block, behind) for block in candidates), default=0)
+
+    def find_partial(self, node: Node, child: Node | None, covered: int, piece: bytes) -> tuple[Node | None, int, int]:
+        """Find the cached block behind a match that agrees longest with ``piece``, the tokens behind it.
+
+        The match covers ``covered`` bytes of ``child``, or ends in ``node``. Returns the node that the block is in, at
+        which byte of it, and for how many tokens it agrees; none for 0. Changes nothing. O(block_size + log children).
+        """
+        if child is not None:
+            num_tokens = num_common_tokens(child.tokens[covered : covered + self.block_bytes], piece)
+            return (child, covered, num_tokens) if num_tokens else (None, 0, 0)
+        key, num_tokens = self._nearest.find(node, piece)
+        found = node.children.get(key) if num_tokens and node.children is not None else None
+        return found, 0, num_tokens
 
     def num_evictable_above(self, node: Node) -> int:
         """Evictable blocks on the path from the root through ``node``: what a lock on it would protect. O(depth)."""
@@ -276,6 +291,18 @@ class PrefixIndex:
         if root.share is not None:
             root.share.num_cached_blocks += num_blocks
 
+    def lock(self, node: Node) -> None:
+        """Protect the path through ``node``, once more, without touching it. O(depth), up to what is locked already."""
+        num_bytes = 0
+        above: Node | None = node
+        while above is not None:
+            above.num_locks = locks = above.num_locks + 1
+            if locks > 1:
+                break
+            num_bytes += len(above.block_ids)
+            above = above.parent
+        self._protect(node, num_bytes // BLOCK_ID_BYTES)
+
     def unlock(self, node: Node) -> bytes:
         """Undo the lock of one `hold`; touches nothing. O(depth).
 
@@ -334,6 +361,7 @@ class PrefixIndex:
         lower.tokens = upper.tokens + lower.tokens
         lower.block_ids = upper.block_ids + lower.block_ids
         upper.is_dead = True
+        self._nearest.forget(upper)
         self.num_nodes -= 1
 
     def graft(self, node: Node, num_own_locks: int, tokens: bytes, block_ids: bytes) -> Node:
@@ -375,7 +403,9 @@ class PrefixIndex:
                 self.policy.discard(node)
         elif type(children) is dict and len(children) >= MAX_PLAIN_CHILDREN:
             node.children = children = WideChildren(children)
-        children[child.tokens[: self.block_bytes]] = child
+        key = child.tokens[: self.block_bytes]
+        children[key] = child
+        self._nearest.added(node, key)
 
     def open_root(self, namespace: Namespace) -> Root:
         """Return the namespace's root, a new one if there is none; it must be put to use at once."""
@@ -451,6 +481,7 @@ class PrefixIndex:
         if siblings is None or siblings.get(key) is not leaf:
             return  # detached by a reset that is still being swept
         del siblings[key]
+        self._nearest.removed(parent, key)
         if not siblings:
             self._bare(parent)
         elif len(siblings) == 1:
@@ -459,6 +490,7 @@ class PrefixIndex:
     def _bare(self, node: Node) -> None:
         """``node`` has lost its last child."""
         node.children = None
+        self._nearest.forget(node)
         if isinstance(node, Root):
             self.close_root(node)
         elif not node.num_locks:
@@ -507,6 +539,7 @@ class PrefixIndex:
             if node.children is not None:
                 self._doomed.extend(node.children.values())
                 node.children = None
+                self._nearest.forget(node)
             if node.num_locks:
                 self.policy.discard(node)
                 node.is_dead = True
@@ -578,10 +611,3 @@ class PrefixIndex:
             tokens=node.tokens[:shown],
             block_ids=node.block_ids[: num_shown_blocks * BLOCK_ID_BYTES],
         )
-
-
-def _num_common_tokens(block: bytes, behind: bytes) -> int:
-    """Return how many leading tokens of two short spans agree."""
-    pieces = range(0, min(len(block), len(behind)), TOKEN_BYTES)
-    differing = (at for at in pieces if block[at : at + TOKEN_BYTES] != behind[at : at + TOKEN_BYTES])
-    return next(differing, len(pieces) * TOKEN_BYTES) // TOKEN_BYTES

@@ -23,7 +23,8 @@ __all__ = ["check_cache", "check_index"]
 
 def check_cache(cache: Executor) -> None:
     """Walk tree, pool and leases; raise `IntegrityError` on the first broken invariant. O(everything)."""
-    owners = Counter(check_index(cache.index, (lease._node for lease in cache.leases if lease._node is not None)))
+    ends = [node for lease in cache.leases for node in (lease._node, lease._partial) if node is not None]
+    owners = Counter(check_index(cache.index, ends))
     owners.update(cache.pool.check_integrity())
     leased = Counter[Root]()
     num_leases = Counter(lease._root for lease in cache.leases)

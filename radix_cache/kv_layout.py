@@ -33,8 +33,8 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 class KVLayout:
     """The KV of one block: all layers, ``block_size`` tokens. Raises `InvalidArgument` that names the field.
 
-    order: "NHD", "HND" or "MLA". With MLA, ``head_dim`` is the length of the latent and ``num_kv_heads`` is 1. dtype: one
-    of `DTYPE_BYTES`; what is stored, whatever the model computes in. num_kv_heads: of this tensor-parallel rank.
+    order: "NHD", "HND" or "MLA". With MLA, ``head_dim`` is the length of the latent and ``num_kv_heads`` is 1. dtype:
+    one of `DTYPE_BYTES`; what is stored, whatever the model computes in. num_kv_heads: of this tensor-parallel rank.
 
     >>> KVLayout(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16).bytes_per_block
     2097152
@@ -107,9 +107,8 @@ class PoolSize:
 
     def __str__(self) -> str:
         tokens = self.num_blocks * self.layout.block_size
-        return (
-            f"{self.layout}; {self.budget} = {self.budget_bytes:,} bytes: {self.num_blocks:,} blocks ({tokens:,} tokens)"
-        )
+        found = f"{self.num_blocks:,} blocks ({tokens:,} tokens)"
+        return f"{self.layout}; {self.budget} = {self.budget_bytes:,} bytes: {found}"
 
 
 def size_pool(layout: KVLayout, budget: str | float, free_bytes: int | None = None) -> PoolSize:

@@ -38,6 +38,9 @@ class Lease:
     is_pin: it only keeps a prefix resident, see `radix_cache.PrefixCache.pin`.
     num_cached_tokens: tokens that were cached when it was opened.
     num_published_tokens: tokens, from position 0, that are in the tree and locked by this lease.
+    partial_block_id, num_partial_tokens: the cached block that agrees longest with the prompt behind the match, and for
+    how many tokens; None and 0 where none was asked for or found. Locked with the lease until it publishes anything:
+    by then the engine has copied it.
     """
 
     __slots__ = (
@@ -49,6 +52,7 @@ class Lease:
         "_node",
         "_num_queried_tokens",
         "_opened_at",
+        "_partial",
         "_parts",
         "_private",
         "_redundant",
@@ -61,7 +65,9 @@ class Lease:
         "lease_id",
         "namespace",
         "num_cached_tokens",
+        "num_partial_tokens",
         "num_published_tokens",
+        "partial_block_id",
     )
 
     def __init__(
@@ -87,6 +93,9 @@ class Lease:
         self._node: Node | None = None  # where the locked path ends
         self._root: Root = None  # type: ignore[assignment]  # of its namespace; a client's books have none
         self._hints = NO_HINTS
+        self._partial: Node | None = None  # ends with the partial block, and is locked
+        self.partial_block_id: int | None = None
+        self.num_partial_tokens = 0
         self.is_pin = False
         self._opened_at = 0.0
         self._engine: _Engine | None = None
@@ -129,6 +138,7 @@ class Lease:
 
     def _publish(self, canonical: bytes, redundant: array[int]) -> None:
         """The first blocks of the private part are published as ``canonical``; ``redundant`` of them were replaced."""
+        self.partial_block_id, self.num_partial_tokens = None, 0
         num_blocks = len(canonical) // 4
         del self._private[:num_blocks]
         if len(self._parts) >= _MAX_PARTS:

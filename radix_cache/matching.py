@@ -5,7 +5,7 @@ Everything that can be refused is found out before the first change; see `radix_
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from radix_cache.errors import InvalidArgument, PoolExhausted, StaleLease
 from radix_cache.hints import NO_HINTS
@@ -19,32 +19,43 @@ if TYPE_CHECKING:
 
 __all__ = ["match_prefix"]
 
+Near: TypeAlias = tuple[Node | None, int, int, int]
+"""The node that a partial block is in, at which byte, and for how many tokens it agrees; tokens that were missed."""
 
-def match_prefix(cache: Executor, operation: MatchPrefix, engine_id: str | None) -> Lease:
+_NONE: Near = (None, 0, 0, 0)
+
+
+def match_prefix(  # noqa: C901 - one look at each option, in the order in which they matter
+    cache: Executor, operation: MatchPrefix, engine_id: str | None
+) -> Lease:
     """Run a `MatchPrefix`; return the lease that it opens. O(tokens)."""
-    tokens, lease_id, namespace, max_tokens, num_tokens, num_blocks, parent_id, hints, pin_s = operation
+    tokens, lease_id, namespace, max_tokens, num_tokens, num_blocks, parent_id, hints, pin_s, _ = operation
     if lease_id in cache.leases.by_id:
         raise InvalidArgument(f"lease_id {lease_id!r} is in use")
     index, block_size = cache.index, cache.block_size
     published, held, parts = 0, None, []
     if parent_id is not None:
         parent = _forked(cache, operation, parent_id, engine_id)
-        namespace, held = parent.namespace, parent._node
-        published, parts = parent.num_published_tokens, parent._parts[:]
+        namespace, published, held, parts = (
+            parent.namespace,
+            parent.num_published_tokens,
+            parent._node,
+            parent._parts[:],
+        )
     root = index.roots.get(namespace)
     limit = len(tokens) if max_tokens is None else min(len(tokens), (max_tokens - published) * TOKEN_BYTES)
     node, at, child, covered = held or root, 0, None, 0
+    near = _NONE
     if node is not None:
         node, at, child, covered = index.walk(node, tokens, 0, limit - limit % index.block_bytes, parts)
+        if block_size > 1 and at + covered < limit:
+            near = _look_behind(cache, operation, node, child, at, covered, limit)
     num_cached_tokens = published + (at + covered) // TOKEN_BYTES
     num_private = 0
     if num_tokens is not None or num_blocks is not None or pin_s is not None:
         num_private = cache.num_missing(num_cached_tokens // block_size, num_tokens, num_blocks)
         matched = node if num_cached_tokens else None
-        _check(cache, operation, num_cached_tokens, num_private, root, matched, child, covered)
-    if block_size > 1 and node is not None and at + covered < limit:
-        num_near = index.num_near_tokens(child or node, covered, tokens, at, limit)
-        cache.counters.num_near_miss_tokens += num_near
+        near = _check(cache, operation, num_cached_tokens, num_private, root, matched, child, covered, near)
 
     lease = Lease(lease_id, namespace, block_size, num_cached_tokens, parts, engine_id)
     lease._root = root = root or index.open_root(namespace)
@@ -52,6 +63,8 @@ def match_prefix(cache: Executor, operation: MatchPrefix, engine_id: str | None)
     if num_cached_tokens and node is not None:
         lease._node = node = index.cut(child, covered) if child is not None else node
         index.hold(node, num_cached_tokens, hints=hints)
+    if near[3] or near[0] is not None:
+        _hold_partial(cache, lease, near, covered)
     if num_private:
         lease._private = cache.allocator.take(num_private, root)
     if hints is not NO_HINTS:
@@ -66,6 +79,18 @@ def match_prefix(cache: Executor, operation: MatchPrefix, engine_id: str | None)
     counters.num_lookup_tokens += num_queried
     counters.num_lookup_hit_tokens += num_cached_tokens
     return lease
+
+
+def _look_behind(
+    cache: Executor, operation: MatchPrefix, node: Node, child: Node | None, at: int, covered: int, limit: int
+) -> Near:
+    """Find what block rounding costs behind a match, and the partial block if one is asked for. Changes nothing."""
+    index, tokens, start = cache.index, operation.tokens, at + covered
+    num_missed = index.num_near_tokens(child or node, covered, tokens, at, limit)
+    if not operation.partial:
+        return None, 0, 0, num_missed
+    piece = tokens[start : min(start + index.block_bytes, limit)]
+    return (*index.find_partial(node, child, covered, piece), num_missed)
 
 
 def _forked(cache: Executor, operation: MatchPrefix, parent_id: str, engine_id: str | None) -> Lease:
@@ -90,10 +115,19 @@ def _check(
     node: Node | None,
     child: Node | None,
     covered: int,
-) -> None:
-    """Raise `PoolExhausted` unless there is room for private blocks, or for a pin."""
+    near: Near,
+) -> Near:
+    """Raise `PoolExhausted` unless there is room for private blocks, or for a pin.
+
+    Returns ``near``, or none where its block is needed: reuse must not be what a request fails for.
+    """
     if num_private:
         share = cache.index.share_of(operation.namespace) if root is None else root.share
+        has_own = near[0] is not None and not near[0].num_locks
+        if has_own and not cache.allocator.has_room(
+            num_private, share, node, near[0], near[1] + cache.index.block_bytes
+        ):
+            near = (None, 0, 0, near[3])
         cache.allocator.check_match(num_private, share, node, child, covered)
     if operation.pin_s is not None:
         if operation.num_tokens or operation.num_blocks:
@@ -101,6 +135,20 @@ def _check(
         num_blocks, left = num_cached_tokens // cache.block_size, cache.max_pinned_blocks - cache.num_pinned_blocks
         if num_blocks > left:
             raise PoolExhausted(num_blocks, left)
+    return near
+
+
+def _hold_partial(cache: Executor, lease: Lease, near: Near, num_cut: int) -> None:
+    """Lock the partial block, without touching it, if there is one; its node has lost its first ``num_cut`` bytes."""
+    node, start, num_tokens, num_missed = near
+    cache.counters.num_near_miss_tokens += num_missed
+    if node is None:
+        return
+    lease._partial = node = cache.index.cut(node, start - num_cut + cache.index.block_bytes)
+    cache.index.lock(node)
+    lease.partial_block_id = memoryview(node.block_ids).cast("i")[-1]
+    lease.num_partial_tokens = num_tokens
+    cache.counters.num_partial_tokens += num_tokens
 
 
 def _pin(cache: Executor, lease: Lease, pin_s: float) -> None:

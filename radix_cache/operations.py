@@ -35,6 +35,7 @@ __all__ = [
     "Reset",
     "allocate",
     "check_count",
+    "check_flag",
     "check_name",
     "check_namespace",
     "check_seconds",
@@ -68,7 +69,8 @@ MAX_SECONDS = 1e9
 class MatchPrefix(NamedTuple):
     """Find, lock and allocate. ``lease_id`` names the lease that it opens, ``parent_id`` the one it forks from.
 
-    With ``pin_s``, the lease is a pin: it belongs to no engine, and ends after so many seconds.
+    With ``pin_s``, the lease is a pin: it belongs to no engine, and ends after so many seconds. ``partial``: also name
+    the block behind the match that agrees longest.
     """
 
     tokens: bytes
@@ -80,6 +82,7 @@ class MatchPrefix(NamedTuple):
     parent_id: str | None = None
     hints: Hints = NO_HINTS
     pin_s: float | None = None
+    partial: bool = False
 
 
 class Allocate(NamedTuple):
@@ -192,6 +195,7 @@ def match_prefix(
     parent: object = None,
     lease_id: str | None = None,
     hints: Hints | None = None,
+    partial: bool = False,
 ) -> MatchPrefix:
     """Check and pack the arguments of a match; a lease id is chosen where none is given."""
     operation: MatchPrefix = _new(
@@ -206,6 +210,7 @@ def match_prefix(
             None if parent is None else lease_id_of(parent),
             NO_HINTS if hints is None else check_hints(hints),
             None,
+            partial if partial is False else check_flag(partial, "partial"),
         ),
     )
     return operation
@@ -364,6 +369,13 @@ def check_count(value: int, what: str, least: int = 0, most: int = MAX_BLOCKS) -
     if not least <= number <= most:
         raise InvalidArgument(f"{what} is at least {least} and at most {most}, not {shown(number)}")
     return number
+
+
+def check_flag(value: bool, what: str) -> bool:
+    """Return ``value``, or raise `InvalidArgument` where it is not True or False."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{what} is True or False, not {shown(value)}")
+    return value
 
 
 def check_seconds(value: float, what: str) -> float:

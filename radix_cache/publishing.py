@@ -105,6 +105,8 @@ def _publish(cache: Executor, lease: Lease, tokens: bytes, start: int, stop: int
         if held is not None:
             index.unlock(held)
         lease._node = node
+    if lease._partial is not None:
+        cache.let_go_of_partial(lease)
     lease._publish(canonical, redundant)
     cache.counters.num_redundant_blocks += num_redundant
     return matched, canonical, redundant

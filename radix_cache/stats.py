@@ -16,6 +16,7 @@ class Counters:
     Lookups are all matches that were answered; requests are those whose lease came to publish something, each counted
     once, so that a scheduler which matches again and again before it finds room does not inflate the reuse.
 
+    num_partial_tokens: tokens of partial blocks that matches named.
     num_near_miss_tokens: tokens behind a match that agree with the beginning of a cached block: lost to block rounding.
     Looked for where the match ends inside a span, or above at most four of them.
     num_reset_blocks: given back by resets; inserted blocks are cached, evicted, or among these.
@@ -27,6 +28,7 @@ class Counters:
     num_lookup_tokens: int = 0
     num_lookup_hit_tokens: int = 0
     num_near_miss_tokens: int = 0
+    num_partial_tokens: int = 0
     num_requests: int = 0
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
@@ -144,6 +146,7 @@ class Description:
     max_operations: int | None = None
     layout_fingerprint: str | None = None
     pool_epoch: str | None = None
+    pool_descriptor: str | None = None
     epoch: str | None = None
     version: str | None = None
 

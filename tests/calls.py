@@ -67,6 +67,7 @@ class Match(NamedTuple):
     num_blocks: int | None = None
     cut: int | None = None
     reuse: Who | None = None
+    partial: bool = False
 
     def resolve(self, world: World) -> Call:
         """Match under a new name, or under one that is in use or was."""
@@ -79,6 +80,7 @@ class Match(NamedTuple):
             "max_tokens": None if self.cut is None else max(0, len(tokens) - self.cut),
             "num_tokens": None if self.spare is None else len(tokens) + self.spare,
             "num_blocks": self.num_blocks,
+            "partial": self.partial,
         }
         world.prompts[lease_id] = tokens
         return _opening(world, options, self.spare, self.num_blocks)
@@ -93,6 +95,7 @@ class Fork(NamedTuple):
     num_blocks: int | None = None
     namespace: Namespace = ()
     cap: int | None = None
+    partial: bool = False
 
     def resolve(self, world: World) -> Call:
         """Fork; a cap may lie below what the parent has published, a namespace may be another one."""
@@ -107,6 +110,7 @@ class Fork(NamedTuple):
             "max_tokens": self.cap,
             "num_tokens": None if self.spare is None else len(whole) + self.spare,
             "num_blocks": self.num_blocks,
+            "partial": self.partial,
         }
         world.prompts[options["lease_id"]] = whole
         return _opening(world, options, self.spare, self.num_blocks)
@@ -288,7 +292,14 @@ cuts = now_and_then(None, 0, 1, 2, 3)
 def forks(who: st.SearchStrategy[Who]) -> st.SearchStrategy[Fork]:
     """Draw forks of such leases."""
     return st.builds(
-        Fork, who, prompts(2), targets, few_blocks, now_and_then((), *NAMESPACES), now_and_then(None, 0, 1, 6)
+        Fork,
+        who,
+        prompts(2),
+        targets,
+        few_blocks,
+        now_and_then((), *NAMESPACES),
+        now_and_then(None, 0, 1, 6),
+        st.booleans(),
     )
 
 
@@ -315,8 +326,8 @@ def renews(who: st.SearchStrategy[Who]) -> st.SearchStrategy[Renew]:
     return st.builds(Renew, who, st.sampled_from([25, None, 25, 3]))
 
 
-matches = st.builds(Match, prompts(), namespaces(), targets, few_blocks, cuts, st.none())
-requests = st.builds(Match, prompts(), namespaces(), st.integers(0, 4), st.none(), cuts, st.none())
+matches = st.builds(Match, prompts(), namespaces(), targets, few_blocks, cuts, st.none(), st.booleans())
+requests = st.builds(Match, prompts(), namespaces(), st.integers(0, 4), st.none(), cuts, st.none(), st.booleans())
 matches_by_name = st.builds(Match, prompts(), namespaces(), targets, few_blocks, cuts, live | gone)
 releases = st.builds(Release, live)
 probes = st.builds(Probe, prompts(), namespaces())

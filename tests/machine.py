@@ -82,7 +82,8 @@ def plain(answer: Any) -> Any:
     if isinstance(answer, RadixCacheError):
         return type(answer)
     if hasattr(answer, "num_cached_tokens") and hasattr(answer, "lease_id"):
-        return answer.lease_id, answer.namespace, answer.num_cached_tokens
+        partial = answer.partial_block_id, answer.num_partial_tokens
+        return answer.lease_id, answer.namespace, answer.num_cached_tokens, *partial
     if hasattr(answer, "redundant_block_ids"):
         return Inserted(answer.num_cached_tokens, list(answer.block_ids), list(answer.redundant_block_ids))
     return list(answer) if hasattr(answer, "__len__") else answer

@@ -40,6 +40,13 @@ class LeaseModel:
     is_stale: bool = False
     deadline: float = 0.0  # its own, apart from its engine's
     is_pin: bool = False
+    partial: Block | None = None
+    num_partial_tokens: int = 0
+
+    @property
+    def partial_block_id(self) -> int | None:
+        """The block behind the match that agrees longest."""
+        return None if self.partial is None else self.partial.block_id
 
 
 class Inserted(NamedTuple):
@@ -213,8 +220,13 @@ class CacheModel:
         freed: list[int] = []
         for lease in leases:
             del self.leases[lease.lease_id]
-            freed += lease.private + lease.redundant + self.tree.let_go(lease.lease_id)
+            freed += lease.private + lease.redundant + self.let_go_of_partial(lease) + self.tree.let_go(lease.lease_id)
         self.give_back(freed)
+
+    def let_go_of_partial(self, lease: LeaseModel) -> list[int]:
+        """Unlock the partial block; return what is free by that."""
+        holder = lease.lease_id, "partial"
+        return self.tree.let_go(holder) if holder in self.tree.held else []
 
     # The verbs.
 
@@ -228,21 +240,29 @@ class CacheModel:
         num_blocks: int | None = None,
         parent: str | None = None,
         engine_id: str | None = None,
+        partial: bool = False,
     ) -> LeaseModel:
         """Find, lock and allocate, or change nothing."""
         if lease_id in self.leases:
             raise InvalidArgument("lease_id")
         if parent is not None:
             namespace, tokens = self.forked(self.named(parent, engine_id), namespace, tokens, max_tokens)
-        path = self.tree.find(namespace, tokens if max_tokens is None else tokens[:max_tokens])
+        within = tokens if max_tokens is None else tokens[:max_tokens]
+        path = self.tree.find(namespace, within)
+        near, num_near = self.tree.nearest(namespace, within, len(path)) if partial else (None, 0)
         num_private = self.missing(len(path), num_tokens, num_blocks)
         kept = self.num_kept_for_growth if self.num_leased else 0
+        if near is not None and num_private > 0 and self.available(namespace, {*path, near}, kept) < num_private:
+            near, num_near = None, 0
         self.require(num_private, self.available(namespace, set(path), kept))
         lease = LeaseModel(
             lease_id, namespace, engine_id, len(path) * self.block_size, tokens[: len(path) * self.block_size]
         )
         self.tree.touch(path)
         self.tree.hold(lease_id, path)
+        if near is not None:
+            lease.partial, lease.num_partial_tokens = near, num_near
+            self.tree.hold((lease_id, "partial"), [*path, near])
         lease.private = self.take(num_private, namespace)
         if engine_id is None and self.ttl_s is not None:
             lease.deadline = self.now + self.ttl_s
@@ -299,6 +319,8 @@ class CacheModel:
             lease.redundant += redundant
             lease.tokens = prompt
             self.tree.hold(lease_id, path)
+            self.give_back(self.let_go_of_partial(lease))
+            lease.partial, lease.num_partial_tokens = None, 0
         return Inserted(num_cached * self.block_size, canonical[offset // self.block_size :], redundant)
 
     def free(self, lease_id: str, block_ids: list[int], engine_id: str | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 Tokens = tuple[int, ...]
 Namespace = tuple[str, ...]
@@ -53,6 +54,21 @@ class TreeModel:
                 break
             path.append(block)
         return path
+
+    def nearest(self, namespace: Namespace, tokens: Sequence[int], num_blocks: int) -> tuple[Block | None, int]:
+        """Return the block behind the first ``num_blocks`` that agrees longest with what follows, and for how many
+        tokens; of equals the one whose tokens come first as little-endian bytes.
+        """
+        start = num_blocks * self.block_size
+        head, piece = tuple(tokens[:start]), tuple(tokens[start:])
+        found: list[tuple[int, bytes, Block]] = []
+        for (name, prefix), block in self.visible.items():
+            if name == namespace and len(prefix) == start + self.block_size and prefix[:start] == head:
+                pairs = zip(prefix[start:], piece, strict=False)
+                agreeing = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+                found.append((-agreeing, b"".join(token.to_bytes(4, "little") for token in prefix[start:]), block))
+        best = min(found, key=lambda item: item[:2], default=(0, b"", None))
+        return (best[2], -best[0]) if best[0] else (None, 0)
 
     @property
     def locked(self) -> set[Block]:

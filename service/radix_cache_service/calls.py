@@ -58,6 +58,8 @@ class Opened(NamedTuple):
     num_cached_tokens: int
     block_ids: array[int]
     namespace: Namespace
+    partial_block_id: int | None = None
+    num_partial_tokens: int = 0
 
 
 class Latency(NamedTuple):
@@ -100,6 +102,7 @@ def _match_prefix(operation: MatchPrefix) -> Message:
         parent_lease_id=operation.parent_id or "",
         hints=_hints(operation.hints),
         pin_s=operation.pin_s,
+        partial=operation.partial,
     )
 
 
@@ -148,7 +151,8 @@ def _reset(operation: Reset) -> Message:
 def _opened(operation: MatchPrefix, answer: pb.MatchPrefixResponse) -> Opened:
     table = read_block_ids(answer.block_table, answer.block_table_ids)
     namespace = operation.namespace if operation.parent_id is None else tuple(answer.namespace)
-    return Opened(answer.lease_id, answer.num_cached_tokens, table, namespace)
+    partial = answer.partial_block_id if answer.HasField("partial_block_id") else None
+    return Opened(answer.lease_id, answer.num_cached_tokens, table, namespace, partial, answer.num_partial_tokens)
 
 
 def _added(_: Allocate, answer: pb.AllocateResponse) -> array[int]:
@@ -247,6 +251,7 @@ def read_description(answer: pb.DescribeResponse) -> Description:
         max_operations=answer.max_operations,
         layout_fingerprint=answer.layout_fingerprint,
         pool_epoch=answer.pool_epoch,
+        pool_descriptor=answer.pool_descriptor if answer.HasField("pool_descriptor") else None,
         epoch=answer.state.epoch,
         version=answer.version,
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from radix_cache import NamespaceLimit, PrefixCache
 from radix_cache.errors import InvalidArgument
 from radix_cache.operations import Namespace, check_count, check_name, check_namespace, check_seconds
+from radix_cache.pool_descriptor import PoolDescriptor
 from radix_cache.tokens import shown
 from radix_cache_service.access import TokenFile
 from radix_cache_service.addresses import is_local
@@ -110,6 +111,9 @@ class ServerConfig:
     pool_in_use: bool = setting(
         False, "At a start without state, hand out no block for one lease ttl: engines of before may still use them."
     )
+    pool_descriptor: str | None = setting(
+        None, "The shared KV pool, as JSON or as a file with it; engines are told, and the server ends with its owner."
+    )
     max_journal_bytes: int = setting(2**28, "The journal of the state directory is compacted when it is longer.")
     test_clock: str | None = setting(None, "A file that the lease clock is read from.", is_hidden=True)
 
@@ -136,11 +140,30 @@ class ServerConfig:
         check_seconds(self.lease_ttl_s, "lease_ttl_s")
         if self.state_dir == "":
             raise InvalidArgument("state_dir is a directory, not an empty name")
-        if self.pool_epoch:
-            check_name(self.pool_epoch, "pool_epoch")
+        self._check_pool()
         self._check_telemetry()
         self._check_secrets()
         self.make_cache()  # checks all that the cache is made of
+
+    def _check_pool(self) -> None:
+        """Take over what the pool's descriptor says and the settings don't."""
+        if self.pool_epoch:
+            check_name(self.pool_epoch, "pool_epoch")
+        if self.pool_descriptor is None:
+            return
+        pool = PoolDescriptor.read(self.pool_descriptor)
+        for name, here in (("num_blocks", pool.num_blocks), ("block_size", pool.layout.block_size)):
+            if getattr(self, name) != here:
+                raise InvalidArgument(f"{name} is {getattr(self, name)}, and the pool_descriptor's pool has {here}")
+        said = {"pool_epoch": pool.pool_id, "layout_fingerprint": pool.layout.fingerprint}
+        for name, value in said.items():
+            object.__setattr__(self, name, getattr(self, name) or value)
+        object.__setattr__(self, "pool_descriptor", pool.to_json())  # what it says now, whatever becomes of the file
+
+    @property
+    def pool(self) -> PoolDescriptor | None:
+        """The shared KV pool."""
+        return None if self.pool_descriptor is None else PoolDescriptor.from_json(self.pool_descriptor)
 
     def _check_telemetry(self) -> None:
         if self.metrics_listen is not None:

@@ -91,6 +91,8 @@ def _match_prefix(request: pb.MatchPrefixRequest, limits: Limits) -> Operation:
     limits.check_table(operation.num_tokens, operation.num_blocks)
     if request.HasField("hints"):
         operation = operation._replace(hints=_hints(request.hints))
+    if request.partial:
+        operation = operation._replace(partial=True)
     if request.HasField("pin_s"):
         operation = operation._replace(pin_s=check_seconds(request.pin_s, "pin_s"))
     return operation
@@ -232,7 +234,12 @@ def _matched(request: Any, lease: Lease) -> Message:
     ids = _ids(request, ("block_table", "block_table_ids"), lease.block_table)
     namespace = lease.namespace if request.parent_lease_id else ()
     return pb.MatchPrefixResponse(
-        lease_id=lease.lease_id, num_cached_tokens=lease.num_cached_tokens, namespace=namespace, **ids
+        lease_id=lease.lease_id,
+        num_cached_tokens=lease.num_cached_tokens,
+        namespace=namespace,
+        partial_block_id=lease.partial_block_id,
+        num_partial_tokens=lease.num_partial_tokens,
+        **ids,
     )
 
 

@@ -24,7 +24,7 @@ __all__ = ["Keeper"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_RECORDS = 500_000  # a start replays 100,000 a second or so
+_MAX_RECORDS = 250_000  # a start replays 30,000 to 100,000 a second
 
 
 class Keeper:

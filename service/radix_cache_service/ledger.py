@@ -12,9 +12,6 @@ an engine was heard of, and time went on.
 
 from __future__ import annotations
 
-import struct
-import zlib
-from array import array
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
@@ -22,36 +19,27 @@ from radix_cache import Lease, PrefixCache
 from radix_cache.errors import PoolExhausted, RadixCacheError
 from radix_cache.operations import (
     Allocate,
-    InsertResult,
-    Invalid,
     MatchPrefix,
     Operation,
     Outcome,
     Probe,
     Reset,
     check_name,
-    opened_by,
 )
-from radix_cache_service.calls import request_of
 from radix_cache_service.clock import CallClock
-from radix_cache_service.convert import Limits, read_batch, read_request, result_of
-from radix_cache_service.errors import PoolInUse, from_status, to_status
+from radix_cache_service.convert import Limits, result_of
+from radix_cache_service.errors import PoolInUse
 from radix_cache_service.journal import Kind, Record, StateError
 from radix_cache_service.openings import Openings
 from radix_cache_service.pb import prefix_cache_pb2 as pb
+from radix_cache_service.records import batch_record, digest_of, read_batch_record, read_verb_record, verb_record
 
 __all__ = ["Journal", "Ledger"]
 
 T = TypeVar("T")
 
-_VERBS: dict[int, Any] = {
-    field.number: getattr(pb, field.message_type.name)
-    for field in pb.Operation.DESCRIPTOR.fields
-    if field.message_type is not None
-}
-_NUMBERS = {verb: number for number, verb in _VERBS.items()}
-_LENGTH = struct.Struct("<I")
 _ANY = 2**62
+_RESET = pb.Operation.RESET_FIELD_NUMBER
 _DONE = object()
 
 
@@ -114,8 +102,7 @@ class Ledger:
                 and _is_quiet(operation, engine_id)
             ):
                 return Kind.HEARD, engine_id.encode()
-            request = request_of(operation, engine_id or None)
-            return _NUMBERS[type(request)], request.SerializeToString()
+            return verb_record(operation, engine_id)
 
         return self._noted(record, lambda: self._do(operation, engine_id))
 
@@ -134,7 +121,7 @@ class Ledger:
         for request, operation in zip(requests, asked, strict=True):
             if isinstance(operation, MatchPrefix):
                 request.lease_id = operation.lease_id
-        return self._noted(lambda _: _batch_record(batch, asked), lambda: self._do_all(batch, requests, asked))
+        return self._noted(lambda _: batch_record(batch, asked), lambda: self._do_all(batch, requests, asked))
 
     def _do_all(self, batch: pb.BatchRequest, requests: list[Any], asked: list[Operation]) -> list[pb.OperationResult]:
         paired = iter(requests)
@@ -163,8 +150,7 @@ class Ledger:
 
     def reset(self, operation: Reset) -> Iterator[None]:
         """Forget what a reset names, piece by piece: all of it is out of sight after the first."""
-        request = request_of(operation, None)
-        self._noted(lambda _: (Kind.DETACH, request.SerializeToString()), lambda: self._detach(operation))
+        self._noted(lambda _: (Kind.DETACH, verb_record(operation, "")[1]), lambda: self._detach(operation))
         while self.is_sweeping:
             yield
             self._noted(lambda _: (Kind.SWEEP, b""), self._go_on, now=False)
@@ -237,7 +223,7 @@ class Ledger:
     def _write(self, record: Callable[[object], tuple[int, bytes]], said: object) -> None:
         if self.journal is not None:
             kind, payload = record(said)
-            self.journal.append(kind, self.clock(), 0 if kind == Kind.HEARD else _digest(said), payload)
+            self.journal.append(kind, self.clock(), 0 if kind == Kind.HEARD else digest_of(said), payload)
 
     def replay(self, record: Record) -> None:
         """Make a recorded call again. Raises `StateError` where it is answered otherwise than it was."""
@@ -246,26 +232,25 @@ class Ledger:
             said = self._again(record.kind, record.payload)
         except Exception as error:  # noqa: BLE001 - whatever it was, it was recorded
             said = error
-        if _digest(said) != record.digest:
+        if digest_of(said) != record.digest:
             raise StateError(
                 f"record {record.number} of the journal (kind {record.kind}) is answered otherwise than it was, "
                 f"now with {type(said).__name__}"
             )
 
     def _again(self, kind: int, payload: bytes) -> Any:
-        if kind in _VERBS:
-            request = _VERBS[kind].FromString(payload)
-            return self._do(read_request(request, self._no_limits), request.engine_id)
-        if kind == Kind.DETACH:
-            reset: Any = read_request(pb.ResetRequest.FromString(payload), self._no_limits)
-            return self._detach(reset)
-        if kind == Kind.SWEEP:
-            return self._go_on()
+        if kind in {Kind.BATCH, Kind.BATCH_IN_PART}:
+            return self._do_all(*read_batch_record(kind, payload, self._no_limits))
         if kind == Kind.HEARD:
             return self._hear(payload.decode())
+        if kind == Kind.SWEEP:
+            return self._go_on()
         if kind == Kind.START:
             return self._start(payload.decode())
-        return self._do_all(*_read_batch_record(kind, payload, self._no_limits))
+        if kind == Kind.DETACH:
+            reset: Any = read_verb_record(_RESET, payload, self._no_limits)[0]
+            return self._detach(reset)
+        return self._do(*read_verb_record(kind, payload, self._no_limits))
 
 
 def _is_quiet(operation: MatchPrefix, engine_id: str) -> bool:
@@ -274,50 +259,3 @@ def _is_quiet(operation: MatchPrefix, engine_id: str) -> bool:
     One that waits is tried again and again: its prompt is not to be written each time.
     """
     return bool(engine_id) or operation.parent_id is None
-
-
-def _batch_record(batch: pb.BatchRequest, asked: list[Operation]) -> tuple[int, bytes]:
-    """Return a batch as it ran: where operations were refused before, their errors go with it."""
-    payload = batch.SerializeToString()
-    if not any(isinstance(operation, Invalid) for operation in asked):
-        return Kind.BATCH, payload
-    errors = [to_status(operation.error) if isinstance(operation, Invalid) else None for operation in asked]
-    refused = pb.BatchResponse(results=[pb.OperationResult(error=error) for error in errors])
-    return Kind.BATCH_IN_PART, _LENGTH.pack(len(payload)) + payload + refused.SerializeToString()
-
-
-def _read_batch_record(kind: int, payload: bytes, limits: Limits) -> tuple[pb.BatchRequest, list[Any], list[Operation]]:
-    refused = pb.BatchResponse()
-    if kind == Kind.BATCH_IN_PART:
-        end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
-        refused = pb.BatchResponse.FromString(payload[end:])
-        payload = payload[_LENGTH.size : end]
-    batch = pb.BatchRequest.FromString(payload)
-    requests, asked = read_batch(batch, limits)
-    for place, result in enumerate(refused.results):
-        if result.HasField("error"):
-            asked[place] = Invalid(from_status(result.error), opened_by(asked[place]))
-    return batch, requests, asked
-
-
-def _digest(said: Any) -> int:
-    """Return a checksum of an answer, by which another one is noticed; of an error its kind counts, not its words."""
-    if said is None:
-        return 0
-    if isinstance(said, Lease):
-        return zlib.crc32(said.block_table, said.num_cached_tokens & 0xFFFF_FFFF)
-    if isinstance(said, array):
-        return zlib.crc32(said)
-    if isinstance(said, InsertResult):
-        return zlib.crc32(said.redundant_block_ids, zlib.crc32(said.block_ids, said.num_cached_tokens & 0xFFFF_FFFF))
-    if isinstance(said, list):
-        return _digest_of_results(said)
-    return zlib.crc32((type(said).__name__ if isinstance(said, Exception) else str(said)).encode())
-
-
-def _digest_of_results(results: list[pb.OperationResult]) -> int:
-    digest = 0
-    for result in results:
-        said = b"%d" % result.error.code if result.HasField("error") else result.SerializeToString()
-        digest = zlib.crc32(said, digest)
-    return digest

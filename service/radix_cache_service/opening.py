@@ -1,14 +1,16 @@
 """Where a server's ledger comes from: nowhere, or its state directory.
 
 A state directory is about one pool with one content. So it is only taken up with the settings that it was kept with,
-and never for another life of the GPU memory: then the cache starts cold, under a new epoch, which tells clients that
-the leases of before are gone.
+and never for another life of the GPU memory, nor after the machine went down: what it wrote last is not sure to be
+there. Then the cache starts cold, under a new epoch, which tells clients that the leases of before are gone. Unless the
+pool is known to be new, engines of before may still write to it, and it stays closed for one ttl.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 from radix_cache_service.config import ServerConfig
 from radix_cache_service.journal import StateError
@@ -61,29 +63,41 @@ def _open_kept(state: StateDir, config: ServerConfig) -> tuple[Ledger, Keeper]:
     manifest = state.read()
     if manifest is None:
         return _begin(state, config, _closed_as(config))
+    if manifest.pool_epoch and not config.pool_epoch:
+        raise StateError(
+            f"{state.path} is about pool_epoch {manifest.pool_epoch!r}, "
+            f"and this start names none: name it, or {_ADVICE}"
+        )
     if manifest.pool_epoch != config.pool_epoch:
-        return _begin_cold(state, config, manifest)
+        _log.warning("pool_epoch is not %r but %r: the cache starts cold", manifest.pool_epoch, config.pool_epoch)
+        return _begin(state, config, _closed_as(config) if manifest.pool_epoch else _closed_name())
+    if manifest.boot_id != _boot_id():
+        _log.warning("the machine was started anew since: the cache starts cold")
+        return _begin(state, config, _closed_name())
     _check_settings(state, config, manifest)
     return _go_on(state, config, manifest)
 
 
+def _boot_id() -> str:
+    """Return the name that the kernel gave to this run of it; nothing where there is no such kernel."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
 def _begin(state: StateDir, config: ServerConfig, closed_as: str) -> tuple[Ledger, Keeper]:
-    segment = max(state.segments(), default=0) + 1
     manifest = Manifest(
-        new_epoch(), config.pool_epoch, config.cache_settings(), config.layout_fingerprint, segment=segment
+        new_epoch(),
+        config.pool_epoch,
+        config.cache_settings(),
+        config.layout_fingerprint,
+        _boot_id(),
+        segment=max(state.segments(), default=0) + 1,
     )
     state.write(manifest)
     ledger = _new(config)
     return ledger, _keep(state, config, manifest, ledger, closed_as)
-
-
-def _begin_cold(state: StateDir, config: ServerConfig, manifest: Manifest) -> tuple[Ledger, Keeper]:
-    """The GPU memory lives another life. If it cannot be told that it does, engines of before may still use it."""
-    was, now = manifest.pool_epoch, config.pool_epoch
-    if not now:
-        raise StateError(f"{state.path} is about pool_epoch {was!r}, and this start names none: name it, or {_ADVICE}")
-    _log.warning("pool_epoch was %r and is %r: the cache starts cold", was, now)
-    return _begin(state, config, _closed_as(config) if was else _closed_name())
 
 
 def _check_settings(state: StateDir, config: ServerConfig, manifest: Manifest) -> None:

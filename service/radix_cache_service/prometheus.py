@@ -24,6 +24,7 @@ _HELP = {
     "num_lookups": "Matches that were answered.",
     "num_lookup_tokens": "Prompt tokens of the matches that were answered.",
     "num_lookup_hit_tokens": "Prompt tokens of the matches that were answered, as far as they were cached.",
+    "num_partial_tokens": "Tokens that matches found in partial blocks.",
     "num_near_miss_tokens": "Tokens behind a match that agree with the beginning of a cached block.",
     "num_requests": "Requests that published something, each once.",
     "num_queried_tokens": "Prompt tokens of the requests that published something.",

@@ -27,6 +27,7 @@ from radix_cache_service.gate import Gate
 from radix_cache_service.health import Health
 from radix_cache_service.intake import Registry
 from radix_cache_service.logs import log_loop_error, set_up_logging
+from radix_cache_service.owner import check_owner, end_with_owner
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from radix_cache_service.servicer import Servicer
@@ -192,13 +193,18 @@ async def _serve(config: ServerConfig) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, ended.set)
     loop.set_exception_handler(log_loop_error)
+    if config.pool is not None:
+        check_owner(config.pool)
     await server.start()
     if server.metrics_address is not None:
         print(f"metrics on {server.metrics_address}", flush=True)  # noqa: T201 - see below
     for address in server.addresses:
         print(f"listening on {address}", flush=True)  # noqa: T201 - the one line that a starter waits for
+    watch = None if config.pool is None else asyncio.create_task(end_with_owner(config.pool, ended))
     await ended.wait()
     await server.stop()
+    if watch is not None and watch.done():
+        await watch
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:

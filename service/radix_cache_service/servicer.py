@@ -221,6 +221,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                 max_operations=self._config.max_operations,
                 layout_fingerprint=self._config.layout_fingerprint,
                 pool_epoch=self._config.pool_epoch,
+                pool_descriptor=self._config.pool_descriptor,
                 version=radix_cache.__version__,
             )
 

@@ -14,7 +14,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from radix_cache.frozen import Frozen, FrozenLease, FrozenNode, freeze, thaw
+from radix_cache.frozen import Frozen, FrozenLease, FrozenNode, freeze
+from radix_cache.thawing import thaw
 from radix_cache_service.journal import StateError
 from radix_cache_service.ledger import Ledger
 from radix_cache_service.pb import prefix_cache_pb2 as pb

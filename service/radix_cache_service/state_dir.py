@@ -35,7 +35,7 @@ class Manifest:
     """What a state directory holds.
 
     epoch: of the server. pool_epoch: which life of the GPU memory it is about. settings: what the cache was made with.
-    layout_fingerprint: of the KV blocks.
+    layout_fingerprint: of the KV blocks. boot_id: the life of the machine; empty where it is not known.
     segment, number: the first segment that is not in the snapshot, and the number of its first record. snapshot,
     sha256: the file and its checksum, None where all there was is in the journal.
     """
@@ -44,6 +44,7 @@ class Manifest:
     pool_epoch: str
     settings: dict[str, Any]
     layout_fingerprint: str
+    boot_id: str
     segment: int = 1
     number: int = 1
     snapshot: str | None = None

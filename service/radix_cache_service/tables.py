@@ -48,6 +48,7 @@ class Tables:
         cached = opened.block_ids[:num_cached_blocks].tobytes()
         lease = Lease(opened.lease_id, opened.namespace, block_size, opened.num_cached_tokens, [cached], self.engine_id)
         lease._grow(opened.block_ids[num_cached_blocks:])
+        lease.partial_block_id, lease.num_partial_tokens = opened.partial_block_id, opened.num_partial_tokens
         return lease
 
     def renewed(self, lease_id: str, operation: Operation, sent_at: float, ttl_s: float) -> None:

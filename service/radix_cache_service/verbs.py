@@ -38,6 +38,7 @@ class Verbs(ABC):
         lease_id: str | None = None,
         wait_s: float | None = None,
         hints: Hints | None = None,
+        partial: bool = False,
     ) -> Lease:
         """Find the longest cached prefix, lock it and allocate: `radix_cache.PrefixCache.match_prefix`.
 
@@ -46,7 +47,7 @@ class Verbs(ABC):
         same ``lease_id``.
         """
         operation = operations.match_prefix(
-            tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id, hints
+            tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id, hints, partial
         )
         lease: Lease = self._do(operation, parent, wait_s)
         return lease
@@ -124,10 +125,11 @@ class AsyncVerbs(ABC):
         lease_id: str | None = None,
         wait_s: float | None = None,
         hints: Hints | None = None,
+        partial: bool = False,
     ) -> Lease:
         """Find the longest cached prefix, lock it and allocate: `Verbs.match_prefix`."""
         operation = operations.match_prefix(
-            tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id, hints
+            tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id, hints, partial
         )
         lease: Lease = await self._do(operation, parent, wait_s)
         return lease

@@ -166,6 +166,7 @@ class MatchPrefixRequest(_message.Message):
     WAIT_FIELD_NUMBER: _builtins.int
     HINTS_FIELD_NUMBER: _builtins.int
     PIN_S_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     max_tokens: _builtins.int
     """At most this much is matched; an engine passes the length of its prompt less one."""
@@ -183,6 +184,8 @@ class MatchPrefixRequest(_message.Message):
     """Where blocks are missing, wait for them until shortly before the call's deadline. Not inside a batch."""
     pin_s: _builtins.float
     """The lease is a pin: it belongs to no engine, has no blocks of its own, and ends after so many seconds."""
+    partial: _builtins.bool
+    """Also name the cached block that agrees longest behind the whole blocks, for a copy."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -205,10 +208,11 @@ class MatchPrefixRequest(_message.Message):
         wait: _builtins.bool = ...,
         hints: Global___Hints | None = ...,
         pin_s: _builtins.float | None = ...,
+        partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "_pin_s", b"_pin_s", "hints", b"hints", "max_tokens", b"max_tokens", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "pin_s", b"pin_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "_pin_s", b"_pin_s", "engine_id", b"engine_id", "hints", b"hints", "id_format", b"id_format", "lease_id", b"lease_id", "max_tokens", b"max_tokens", "namespace", b"namespace", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "parent_lease_id", b"parent_lease_id", "pin_s", b"pin_s", "token_ids", b"token_ids", "tokens", b"tokens", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_num_blocks", b"_num_blocks", "_num_tokens", b"_num_tokens", "_pin_s", b"_pin_s", "engine_id", b"engine_id", "hints", b"hints", "id_format", b"id_format", "lease_id", b"lease_id", "max_tokens", b"max_tokens", "namespace", b"namespace", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "parent_lease_id", b"parent_lease_id", "partial", b"partial", "pin_s", b"pin_s", "token_ids", b"token_ids", "tokens", b"tokens", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -239,10 +243,15 @@ class MatchPrefixResponse(_message.Message):
     BLOCK_TABLE_FIELD_NUMBER: _builtins.int
     BLOCK_TABLE_IDS_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
+    PARTIAL_BLOCK_ID_FIELD_NUMBER: _builtins.int
+    NUM_PARTIAL_TOKENS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     num_cached_tokens: _builtins.int
     block_table: _builtins.bytes
     """The whole block table: cached blocks, then private ones."""
+    partial_block_id: _builtins.int
+    """Agrees with the prompt for so many tokens behind the cached ones; locked with the lease until it publishes anything."""
+    num_partial_tokens: _builtins.int
     @_builtins.property
     def state(self) -> Global___ServerState: ...
     @_builtins.property
@@ -260,12 +269,16 @@ class MatchPrefixResponse(_message.Message):
         block_table: _builtins.bytes = ...,
         block_table_ids: _abc.Iterable[_builtins.int] | None = ...,
         namespace: _abc.Iterable[_builtins.str] | None = ...,
+        partial_block_id: _builtins.int | None = ...,
+        num_partial_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_partial_block_id", b"_partial_block_id", "partial_block_id", b"partial_block_id", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table", b"block_table", "block_table_ids", b"block_table_ids", "lease_id", b"lease_id", "namespace", b"namespace", "num_cached_tokens", b"num_cached_tokens", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_partial_block_id", b"_partial_block_id", "block_table", b"block_table", "block_table_ids", b"block_table_ids", "lease_id", b"lease_id", "namespace", b"namespace", "num_cached_tokens", b"num_cached_tokens", "num_partial_tokens", b"num_partial_tokens", "partial_block_id", b"partial_block_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__partial_block_id: _TypeAlias = _typing.Literal["partial_block_id"]  # noqa: Y015
+    _WhichOneofArgType__partial_block_id: _TypeAlias = _typing.Literal["_partial_block_id", b"_partial_block_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__partial_block_id) -> _WhichOneofReturnType__partial_block_id | None: ...
 
 Global___MatchPrefixResponse: _TypeAlias = MatchPrefixResponse  # noqa: Y015
 
@@ -1272,6 +1285,7 @@ class DescribeResponse(_message.Message):
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     POOL_EPOCH_FIELD_NUMBER: _builtins.int
+    POOL_DESCRIPTOR_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     num_blocks: _builtins.int
     num_reserved_blocks: _builtins.int
@@ -1288,6 +1302,8 @@ class DescribeResponse(_message.Message):
     version: _builtins.str
     pool_epoch: _builtins.str
     """Which life of the GPU memory the cache is about, as whoever started the server named it; empty: it was not named."""
+    pool_descriptor: _builtins.str
+    """Where the KV lies, for engines on the same machine: JSON, see docs/torch.md. Absent: they find it by themselves."""
     @_builtins.property
     def state(self) -> Global___ServerState: ...
     def __init__(
@@ -1305,14 +1321,20 @@ class DescribeResponse(_message.Message):
         layout_fingerprint: _builtins.str = ...,
         version: _builtins.str = ...,
         pool_epoch: _builtins.str = ...,
+        pool_descriptor: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s", "lease_ttl_s", b"lease_ttl_s", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s", "_pool_descriptor", b"_pool_descriptor", "lease_ttl_s", b"lease_ttl_s", "pool_descriptor", b"pool_descriptor", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s", "block_size", b"block_size", "growth_share", b"growth_share", "layout_fingerprint", b"layout_fingerprint", "lease_ttl_s", b"lease_ttl_s", "max_operations", b"max_operations", "max_tokens", b"max_tokens", "num_blocks", b"num_blocks", "num_reserved_blocks", b"num_reserved_blocks", "policy", b"policy", "pool_epoch", b"pool_epoch", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s", "_pool_descriptor", b"_pool_descriptor", "block_size", b"block_size", "growth_share", b"growth_share", "layout_fingerprint", b"layout_fingerprint", "lease_ttl_s", b"lease_ttl_s", "max_operations", b"max_operations", "max_tokens", b"max_tokens", "num_blocks", b"num_blocks", "num_reserved_blocks", b"num_reserved_blocks", "policy", b"policy", "pool_descriptor", b"pool_descriptor", "pool_epoch", b"pool_epoch", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lease_ttl_s: _TypeAlias = _typing.Literal["lease_ttl_s"]  # noqa: Y015
     _WhichOneofArgType__lease_ttl_s: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s"]  # noqa: Y015
+    _WhichOneofReturnType__pool_descriptor: _TypeAlias = _typing.Literal["pool_descriptor"]  # noqa: Y015
+    _WhichOneofArgType__pool_descriptor: _TypeAlias = _typing.Literal["_pool_descriptor", b"_pool_descriptor"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_ttl_s) -> _WhichOneofReturnType__lease_ttl_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pool_descriptor) -> _WhichOneofReturnType__pool_descriptor | None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
 
