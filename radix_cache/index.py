@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from radix_cache.errors import IntegrityError, InvalidTokens
+from radix_cache.events import Change, Cleared, Dropped, Grafted
 from radix_cache.hints import NO_HINTS, Hints
 from radix_cache.nearest import NearestKeys, num_common_tokens
 from radix_cache.node import BLOCK_ID_BYTES, MAX_PLAIN_CHILDREN, Node, Root, Share, WideChildren, common_prefix
@@ -45,7 +46,8 @@ class PrefixIndex:
 
     num_cached_blocks, num_protected_blocks, num_nodes: kept up to date; what a reset detached counts until it is freed.
     num_evicted_blocks, evicted_age, evicted_idle: totals; the last two summed over the blocks, in logical time.
-    now: the logical time, one step for each touch of a path.
+    now: the logical time, one step for each touch of a path. changes: where blocks that come and go are noted, for
+    whoever takes them from there; None: nowhere.
     """
 
     def __init__(self, block_size: int, policy: EvictionPolicy, shares: dict[Namespace, Share] | None = None) -> None:
@@ -66,6 +68,7 @@ class PrefixIndex:
         self._nearest = NearestKeys()
         self.roots: dict[Namespace, Root] = {}
         self.shares: dict[Namespace, Share] = {} if shares is None else shares
+        self.changes: list[Change] | None = None
         self._doomed: list[Node] = []  # out of sight, still to be swept
         self._dead: set[Node] = set()  # swept while locked
 
@@ -374,6 +377,8 @@ class PrefixIndex:
         num_blocks = len(block_ids) // BLOCK_ID_BYTES
         self.num_cached_blocks += num_blocks
         root: Root = node.root or node  # type: ignore[assignment]
+        if self.changes is not None:
+            self.changes.append(Grafted(root.namespace, _last_id(node), tokens, block_ids))
         root.num_cached_blocks += num_blocks
         if root.share is not None:
             root.share.num_cached_blocks += num_blocks
@@ -455,6 +460,8 @@ class PrefixIndex:
         root.num_evicted_blocks += num_evicted  # type: ignore[union-attr]
         if self._evicted is not None:
             self._evicted(leaf, num_evicted)
+        if self.changes is not None:
+            self.changes.append(Dropped(leaf.block_ids[(num_had - num_evicted) * BLOCK_ID_BYTES :]))
         num_left = num_had - num_evicted
         if not num_left:
             self._unlink(leaf)
@@ -509,9 +516,13 @@ class PrefixIndex:
     def detach(self, namespace: Namespace, tokens: bytes) -> None:
         """Put all that extends ``tokens`` out of sight, in every namespace that begins with ``namespace``.
 
-        O(namespaces + children of the prefix's end). `sweep` frees it.
+        O(namespaces + children of the prefix's end), and where changes are noted + nodes, unless it is of everything.
+        `sweep` frees it.
         """
         length = len(namespace)
+        is_all = not namespace and not tokens
+        if self.changes is not None and is_all:
+            self.changes.append(Cleared())
         for root in [root for name, root in self.roots.items() if name[:length] == namespace]:
             node, at, child, covered = self.walk(root, tokens, 0, len(tokens), [])
             if at + covered < len(tokens):
@@ -519,6 +530,9 @@ class PrefixIndex:
             if child is not None:
                 node = self.cut(child, covered)
             if node.children is not None:
+                if self.changes is not None and not is_all:
+                    below = list(self.nodes(node.children.values()))
+                    self.changes.extend(Dropped(each.block_ids) for each in reversed(below))
                 self._doomed.extend(node.children.values())
                 self._bare(node)
 
@@ -558,6 +572,14 @@ class PrefixIndex:
             yield node
             if node.children is not None:
                 stack.extend(reversed(list(node.children.values())))
+
+    def grafts(self) -> list[Change]:
+        """Return the changes that would make the visible tree out of an empty one. O(nodes)."""
+        spans = (node for node in self.nodes(self.roots.values()) if node.root is not None)
+        return [
+            Grafted(node.root.namespace, _last_id(node.parent), node.tokens, node.block_ids)  # type: ignore[union-attr]
+            for node in spans
+        ]
 
     def freeze(self) -> list[FrozenNode]:
         """Return every visible node as a flat row, parents first, without locks."""
@@ -611,3 +633,8 @@ class PrefixIndex:
             tokens=node.tokens[:shown],
             block_ids=node.block_ids[: num_shown_blocks * BLOCK_ID_BYTES],
         )
+
+
+def _last_id(node: Node | None) -> int | None:
+    """Return the id of the block that a node ends with; None for a root."""
+    return memoryview(node.block_ids).cast("i")[-1] if node is not None and node.block_ids else None

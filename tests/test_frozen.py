@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from radix_cache import Hints, PrefixCache
 from radix_cache.errors import RadixCacheError
-from radix_cache.frozen import Frozen, FrozenLease, FrozenNode, freeze, thaw
+from radix_cache.frozen import Frozen, FrozenLease, FrozenNode, freeze
 from radix_cache.node import MAX_PLAIN_CHILDREN
 from radix_cache.policies import BUILT_IN
 from radix_cache.shares import NamespaceLimit
+from radix_cache.thawing import thaw
 
 TTL_S = 20.0
 ENGINES = [None, "E", "F"]
@@ -100,6 +101,7 @@ class Driver:
             "namespace": NAMESPACES[step.other % 4],
             "num_tokens": len(self.tokens(step)) + step.other % 4,
             "hints": HINTS[step.other % 6],
+            "partial": step.other % 5 == 0,
         }
 
     def match(self, step: Step) -> Any:
@@ -165,7 +167,8 @@ class Driver:
 def shown(answer: Any) -> Any:
     """Return an answer as it is now."""
     if hasattr(answer, "block_table"):
-        return answer.lease_id, answer.num_cached_tokens, list(answer.block_table)
+        partial = answer.partial_block_id, answer.num_partial_tokens
+        return answer.lease_id, answer.num_cached_tokens, list(answer.block_table), partial
     if hasattr(answer, "redundant_block_ids"):
         return answer.num_cached_tokens, list(answer.block_ids), list(answer.redundant_block_ids)
     return list(answer) if hasattr(answer, "typecode") else answer

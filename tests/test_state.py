@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +266,53 @@ def test_what_changes_nothing_is_not_written(kept: Kept) -> None:
     assert kept.keeper.num_journal_bytes == before
 
 
+def test_a_journal_that_is_too_long_becomes_a_snapshot_and_a_failure_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = Kept(tmp_path / "state", max_journal_bytes=3000)
+    in_the_way = tmp_path / "state" / "snapshot-00000002.tmp"
+    in_the_way.mkdir()
+
+    async def serve() -> None:
+        await grow(kept)
+        assert "was not compacted, and grows" in caplog.text
+        assert kept.keeper.num_journal_bytes > 3000
+        in_the_way.rmdir()
+        kept.keeper.tend()
+        assert kept.keeper._compaction is None  # not before it has grown by as much again
+        await grow(kept)
+        assert kept.keeper.num_journal_bytes < 3000
+        await kept.keeper.close()
+
+    asyncio.run(serve())
+    assert [path.name for path in kept.folder.glob("snapshot-*")] == ["snapshot-00000003.db"]
+    assert [path.name for path in kept.segments()] == ["journal-00000003.log"]
+    was = state(kept.ledger.cache)
+    kept.open()
+    assert state(kept.ledger.cache).nodes == was.nodes
+
+
+async def grow(kept: Kept) -> None:
+    """Call until the journal is compacted, and that has ended."""
+    while kept.keeper._compaction is None:
+        opened(kept, [1, 2, 3], "a")
+        Engine(kept, "E").release("a")
+        kept.keeper.tend()
+    await asyncio.wait([kept.keeper._compaction])
+
+
+def test_a_server_that_ends_takes_its_compaction_with_it(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "state", max_journal_bytes=1)
+
+    async def serve() -> None:
+        kept.keeper.tend()
+        await asyncio.sleep(0.05)
+        await kept.keeper.close()
+
+    asyncio.run(serve())
+    kept.open()  # the lock is free
+
+
 # What is refused.
 
 
@@ -392,6 +441,18 @@ def test_a_new_life_of_the_memory_starts_cold(tmp_path: Path) -> None:
     assert len(kept.ledger.cache._executor.leases) == 1
     kept.kill()
     assert "is about pool_epoch 'two', and this start names none" in refusal(kept)
+
+
+@pytest.mark.parametrize("pool_epoch", ["", "one"])
+def test_after_the_machine_went_down_nothing_is_taken_up(tmp_path: Path, pool_epoch: str) -> None:
+    kept = Kept(tmp_path / "state", pool_epoch=pool_epoch)
+    opened(kept, [1, 2, 3], "a")
+    kept.keeper._state.write(replace(kept.keeper._manifest, boot_id="another"))
+    kept.restart()
+    with pytest.raises(UnknownLease):
+        Engine(kept, "E").renew("a")
+    with pytest.raises(PoolInUse):
+        Engine(kept, "E").match_prefix([1], num_tokens=1)
 
 
 def test_a_pool_epoch_named_for_the_first_time_may_be_the_old_pool(kept: Kept) -> None:

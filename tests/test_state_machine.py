@@ -41,4 +41,4 @@ class KeptMachine(CacheMachine):
 
 
 TestKeptMachine = KeptMachine.TestCase
-TestKeptMachine.settings = settings(max_examples=settings().max_examples // 3)
+TestKeptMachine.settings = settings(max_examples=settings().max_examples // 5)

@@ -168,6 +168,26 @@ def check_sums(stub: Any, engines: list[Engine]) -> None:
     assert stats.counters["num_inserted_blocks"] == stats.num_cached_blocks
 
 
+def test_a_client_goes_on_with_its_leases(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    settings = {"num_blocks": 16, "state_dir": tmp_path / "state"}
+    with Client(address, engine_id="engine") as client:
+        with ServerProcess(address, **settings) as server:
+            lease = client.match_prefix([1, 2, 3], num_tokens=4)
+            client.insert(lease, [1, 2, 3])
+            epoch, table = client.epoch, list(lease.block_table)
+            server.process.send_signal(signal.SIGKILL)
+        with ServerProcess(address, **settings):
+            client.renew(lease)
+            assert client.epoch == epoch
+            with client.batch() as batch:
+                batch.allocate(lease, num_tokens=6)
+                other = batch.match_prefix([1, 2, 4], num_tokens=4)
+            assert list(lease.block_table)[:2] == table
+            assert other.result().num_cached_tokens == 2
+            assert not set(lease.block_table) & set(other.result().block_table) - set(table[:1])
+
+
 def test_a_full_disk_ends_the_server_and_no_answer_was_a_lie(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     settings = {"num_blocks": 1000, "block_size": BLOCK_SIZE, "state_dir": tmp_path / "state", "log_level": "error"}

@@ -41,6 +41,7 @@ class Keeper:
         self._num_closed_bytes = num_bytes
         self._compacted_at = max_bytes
         self._compacted_at_number = _MAX_RECORDS
+        self._is_closed = False
         self._compaction: asyncio.Task[None] | None = None
         self._publishing: asyncio.Future[None] | None = None
         self._number = max(state.segments(), default=manifest.segment - 1) + 1
@@ -61,6 +62,8 @@ class Keeper:
 
     def append(self, kind: int, reading: float, digest: int, payload: bytes) -> None:
         """Write down one call; it is safe from the end of this process when this returns. One system call."""
+        if self._is_closed:
+            raise StateError("the server has ended")
         try:
             self._segment.append(kind, reading, digest, payload)
         except StateError as error:
@@ -78,6 +81,9 @@ class Keeper:
         num_records = self._segment.next_number - self._manifest.number
         is_long = self.num_journal_bytes >= self._compacted_at or num_records >= self._compacted_at_number
         if is_long and self._compaction is None:
+            # Should it fail, whatever the reason, the next attempt is as far away.
+            self._compacted_at = self.num_journal_bytes + self._max_bytes
+            self._compacted_at_number = num_records + _MAX_RECORDS
             self._compaction = asyncio.create_task(self._compact(self.rotate()))
 
     def rotate(self) -> int:
@@ -95,9 +101,7 @@ class Keeper:
         try:
             made = await compact(self._state, through)
             await asyncio.shield(self._publish(through, made))
-        except (CompactionFailed, StateError) as error:
-            self._compacted_at = self.num_journal_bytes + self._max_bytes
-            self._compacted_at_number += _MAX_RECORDS
+        except (CompactionFailed, OSError) as error:
             _log.error("the journal in %s was not compacted, and grows: %s", self._state.path, error)
         finally:
             self._compaction = None
@@ -121,7 +125,8 @@ class Keeper:
         self._compacted_at_number = _MAX_RECORDS
 
     async def close(self) -> None:
-        """End a compaction under way, and let go of the directory."""
+        """End a compaction under way, and let go of the directory; what is called after that is not written down."""
+        self._is_closed = True
         if self._compaction is not None:
             self._compaction.cancel()
             await asyncio.wait([self._compaction])

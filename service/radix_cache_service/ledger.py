@@ -17,15 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from radix_cache import Lease, PrefixCache
 from radix_cache.errors import PoolExhausted, RadixCacheError
-from radix_cache.operations import (
-    Allocate,
-    MatchPrefix,
-    Operation,
-    Outcome,
-    Probe,
-    Reset,
-    check_name,
-)
+from radix_cache.operations import Allocate, MatchPrefix, Operation, Outcome, Probe, Reset, check_name
 from radix_cache_service.clock import CallClock
 from radix_cache_service.convert import Limits, result_of
 from radix_cache_service.errors import PoolInUse
@@ -181,6 +173,7 @@ class Ledger:
 
         closed_as: the name of a lease that takes the whole pool for one ttl.
         """
+        self.clock.resume(self.clock())
         self._noted(lambda _: (Kind.START, closed_as.encode()), lambda: self._start(closed_as))
 
     def _start(self, closed_as: str) -> None:
@@ -195,7 +188,7 @@ class Ledger:
 
     def _renew_all(self) -> None:
         """Nobody could call while the server was down."""
-        leases = list(self.cache._executor.leases)
+        leases = self.cache.leases()
         for engine_id in dict.fromkeys(lease.engine_id for lease in leases if lease.engine_id is not None):
             self._hear(engine_id)
         for lease in leases:

@@ -71,7 +71,9 @@ class Runner:
             self.ledger.heard("")
 
     async def close(self) -> None:
-        """Let go of the state directory; no call may follow."""
+        """Let go of the state directory; no call may follow. What a reset has not freed yet, the next start frees."""
+        for sweep in self._sweeps:
+            sweep.cancel()
         if self.keeper is not None:
             await self.keeper.close()
 
