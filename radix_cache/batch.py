@@ -127,7 +127,7 @@ class Recorder:
 
     def unpin(self, pin: object) -> Pending[None]:
         """End a pin."""
-        return self.release(pin)
+        return self._record(lambda: operations.unpin(pin), needs=pin)
 
     def _record(self, make: Callable[[], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
         self._check_open()

@@ -8,6 +8,7 @@ brings operations of its own. The lock is held for one verb or one batch, never 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from array import array
@@ -19,6 +20,7 @@ from typing import Any, NoReturn, TypeVar, overload
 from radix_cache import operations
 from radix_cache.batch import Batch
 from radix_cache.errors import InvalidArgument
+from radix_cache.events import Change
 from radix_cache.executor import Executor
 from radix_cache.hints import Hints
 from radix_cache.index import PrefixIndex
@@ -43,6 +45,8 @@ from radix_cache.tokens import BlockIds, TokenIds
 
 __all__ = ["PrefixCache"]
 
+_log = logging.getLogger(__name__)
+
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -57,7 +61,8 @@ class PrefixCache:
     num_reserved_blocks: ids below it are never handed out. lease_ttl_s: seconds that a lease lives unheard of; None:
     for ever. clock: seconds, never going back. growth_share: the part of the pool that `match_prefix` leaves to
     `allocate` while another lease holds private blocks, in [0, 1). pin_share: the part of the pool that `pin` may keep,
-    in [0, 1). limits: prefix of a namespace -> what all namespaces under it may have, together.
+    in [0, 1). limits: prefix of a namespace -> what all namespaces under it may have, together; where several
+    prefixes fit one, the longest counts.
 
     >>> cache = PrefixCache(num_blocks=8, block_size=2)
     >>> lease = cache.match_prefix([1, 2, 3, 4, 5], max_tokens=4, num_tokens=6)
@@ -84,6 +89,8 @@ class PrefixCache:
     ) -> None:
         self.block_size = check_count(block_size, "block_size", 1)
         self.lease_ttl_s = None if lease_ttl_s is None else check_seconds(lease_ttl_s, "lease_ttl_s")
+        if not callable(clock):
+            raise InvalidArgument(f"clock is a function that returns seconds, not {type(clock).__name__}")
         self.growth_share = _checked_share(growth_share, "growth_share")
         self.pin_share = _checked_share(pin_share, "pin_share")
         pool = FreeList(num_blocks, num_reserved_blocks)
@@ -100,6 +107,7 @@ class PrefixCache:
         )
         self._lock = threading.Lock()
         self._answers: OrderedDict[str, tuple[int, list[Any]]] = OrderedDict()
+        self._listener: Callable[[list[Change]], object] | None = None
 
     # The verbs.
 
@@ -210,8 +218,8 @@ class PrefixCache:
         return lease
 
     def unpin(self, pin: Lease | str) -> None:
-        """End a pin. Raises `UnknownLease` for one that is gone."""
-        self.release(pin)
+        """End a pin. Raises `UnknownLease` for one that is gone, `InvalidArgument` for a lease that is none."""
+        self._do(operations.unpin(pin), None)
 
     def heartbeat(self, engine_id: str) -> None:
         """Renew all leases of the engine. O(1)."""
@@ -263,6 +271,7 @@ class PrefixCache:
             with self._lock:
                 self._executor.begin(None)
                 piece = self._executor.do(Evict(min(left - done, _NUM_STEP_BLOCKS)), None)
+                self._tell()
             done += piece
             yield done
             if done == left or not piece:
@@ -274,6 +283,7 @@ class PrefixCache:
         with self._lock:
             self._executor.begin(None)
             self._executor.detach(operation)
+            self._tell()
         while True:
             with self._lock:
                 if not self._executor.sweep():
@@ -331,6 +341,8 @@ class PrefixCache:
             if seq is not None and (answers := self._answered(engine_id, seq, len(operations))) is not None:
                 return [_fresh(answer) for answer in answers]
             results = self._executor.do_all(operations, engine_id, strict, encode or _as_it_is)
+            if self._listener is not None:
+                self._tell()
             if seq is not None and engine_id is not None:
                 self._remember(engine_id, seq, [_fresh(result) for result in results])
             return results
@@ -360,7 +372,52 @@ class PrefixCache:
             executor = self._executor
             if executor.leases.is_timed:
                 executor.begin(engine_id)
-            return executor.do(operation, engine_id)
+            value = executor.do(operation, engine_id)
+            if self._listener is not None:
+                self._tell()
+            return value
+
+    # Being listened to.
+
+    def subscribe(self, listener: Callable[[list[Change]], object]) -> None:
+        """Tell ``listener`` from now on what each call brings into the tree and takes out of it, in order.
+
+        It gets one list a call, its own, of calls that change anything: see `radix_cache.events`. It is called under
+        the cache's lock: it must be quick, and not call the cache. One that raises is unsubscribed, and the call goes
+        on. Raises `InvalidArgument` while there is one.
+        """
+        with self._lock:
+            if self._listener is not None:
+                raise InvalidArgument("a cache has one listener, and this one has it already")
+            self._listener = listener
+            self._executor.index.changes = []
+
+    def unsubscribe(self) -> None:
+        """Tell the listener no more, if there is one."""
+        with self._lock:
+            self._listener = self._executor.index.changes = None
+
+    def snapshot(self, stamp: Callable[[], object] | None = None) -> list[Change]:
+        """Return the changes that would make all that can be matched now out of nothing: parents first, one a node.
+
+        ``stamp`` is called at that moment, when no change is under way. O(nodes).
+        """
+        with self._lock:
+            if stamp is not None:
+                stamp()
+            return self._executor.index.grafts()
+
+    def _tell(self) -> None:
+        """Hand over what was noted since the last time."""
+        index, listener = self._executor.index, self._listener
+        changes = index.changes
+        if changes and listener is not None:
+            index.changes = []
+            try:
+                listener(changes)
+            except Exception:  # noqa: BLE001 - whatever it is, the call has done its work
+                _log.exception("a listener failed, and is told nothing more")
+                self._listener = index.changes = None
 
     # Reading.
 
@@ -417,11 +474,11 @@ class PrefixCache:
 
     def namespace_of(self, lease_id: str) -> Namespace | None:
         """Return where a live lease, or one of the latest that expired, has its tokens; None: no such lease. O(1)."""
-        return self._executor.leases.namespace_of(lease_id)
+        return self._executor.leases.namespace_of(operations.lease_id_of(lease_id))
 
-    def has_namespace(self, namespace: Namespace) -> bool:
+    def has_namespace(self, namespace: Iterable[str]) -> bool:
         """Tell whether anything is cached or leased in exactly this namespace. O(1)."""
-        return namespace in self._executor.index.roots
+        return operations.check_namespace(namespace) in self._executor.index.roots
 
     def describe(self) -> Description:
         """Return what the cache was made with."""

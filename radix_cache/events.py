@@ -1,4 +1,4 @@
-"""What a cache stores and removes, block by block, for those who keep a picture of it: routers, other nodes, dashboards.
+"""What a cache stores and removes, block by block, for those who keep a picture of it: routers, nodes, dashboards.
 
 Two steps. The tree notes *changes*: pieces of its own bytes, so that a note costs next to nothing, and none is made
 where nobody listens. `BlockHashes` turns changes into *events*, which name each block by a hash of all that leads to
@@ -118,6 +118,16 @@ class BlockHashes:
                 self._states = [None] * len(self._states)
                 events.append(AllBlocksCleared())
         return events
+
+    def known(self, changes: Iterable[Change]) -> list[Event]:
+        """Return as events what has been stored and is there. Changes nothing. O(blocks)."""
+        return [self._known(change) for change in changes if isinstance(change, Grafted)]
+
+    def _known(self, change: Grafted) -> BlockStored:
+        states, (namespace, parent_id, tokens, block_ids) = self._states, change
+        hashes = [_hash_of(states[block_id]) for block_id in memoryview(block_ids).cast("i")]  # type: ignore[arg-type]
+        parent = None if parent_id is None else _hash_of(states[parent_id])  # type: ignore[arg-type]
+        return BlockStored(namespace, parent, hashes, tokens)
 
     def _stored(self, change: Grafted) -> BlockStored:
         namespace, parent_id, tokens, block_ids = change

@@ -178,6 +178,8 @@ class Executor:
 
     def _release(self, operation: Release, engine_id: str | None) -> None:
         lease = self.named(operation.lease_id, engine_id)
+        if operation.pin_only and not lease.is_pin:
+            raise InvalidArgument(f"lease {operation.lease_id!r} is no pin, but a request's")
         self.leases.remove(lease)
         self._end(lease)
 

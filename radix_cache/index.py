@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
-from radix_cache.errors import IntegrityError, InvalidTokens
+from radix_cache.errors import IntegrityError, InvalidArgument, InvalidTokens
 from radix_cache.events import Change, Cleared, Dropped, Grafted
 from radix_cache.hints import NO_HINTS, Hints
 from radix_cache.nearest import NearestKeys, num_common_tokens
@@ -54,6 +54,11 @@ class PrefixIndex:
         self.block_size = block_size
         self.block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
+        if policy.is_taken:
+            raise InvalidArgument(
+                f"this policy object ({policy.name!r}) serves another tree already; give each its own"
+            )
+        policy.is_taken = True
         kind = type(policy)
         self._touch_leaf = policy.touch  # all there is to a visit, where the policy has none of its own
         self._visit = None if kind.visit is EvictionPolicy.visit else policy.visit

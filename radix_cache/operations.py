@@ -52,6 +52,7 @@ __all__ = [
     "release",
     "renew",
     "reset",
+    "unpin",
 ]
 
 Namespace: TypeAlias = tuple[str, ...]
@@ -110,9 +111,10 @@ class Free(NamedTuple):
 
 
 class Release(NamedTuple):
-    """End the lease."""
+    """End the lease; with ``pin_only``, only if it is a pin."""
 
     lease_id: str
+    pin_only: bool = False
 
 
 class Renew(NamedTuple):
@@ -253,8 +255,13 @@ def free(lease: object, block_ids: BlockIds) -> Free:
 
 def release(lease: object) -> Release:
     """Check the argument of a release."""
-    operation: Release = _new(Release, (lease_id_of(lease),))
+    operation: Release = _new(Release, (lease_id_of(lease), False))
     return operation
+
+
+def unpin(pin: object) -> Release:
+    """Check the argument of the end of a pin."""
+    return Release(lease_id_of(pin), pin_only=True)
 
 
 def renew(lease: object, ttl_s: float | None = None) -> Renew:
@@ -338,7 +345,7 @@ def check_namespace(namespace: Iterable[str]) -> Namespace:
     if type(namespace) is tuple and not namespace:
         return namespace
     parts: tuple[str, ...] | None = None
-    if not isinstance(namespace, (str, Set, Mapping)):
+    if not isinstance(namespace, (str, bytes, bytearray, Set, Mapping)):
         with suppress(TypeError):
             parts = tuple(namespace)
     if parts is None:

@@ -5,27 +5,25 @@ longest one that fits counts. ``max_blocks`` bounds what they have in all, cache
 blocks are allocated: a tenant at its limit evicts its own. ``min_blocks`` of what they have cached are not evicted for
 anybody else, so that one tenant can't flush another.
 
-Each limited group keeps an eviction order of its own; what compares the victims of two is their policy's `urgency`.
+Each limited group has an eviction order of its own; what compares the victims of two is the policy's `urgency`.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from radix_cache.errors import InvalidArgument
 from radix_cache.hints import Hints
 from radix_cache.node import Node, Share
-from radix_cache.operations import Namespace, check_count, check_namespace
+from radix_cache.operations import MAX_BLOCKS, Namespace, check_count, check_namespace
 from radix_cache.policies import EvictionPolicy
 
 __all__ = ["NamespaceLimit", "SharedPolicy", "make_shares"]
 
 
 class NamespaceLimit(NamedTuple):
-    """What the namespaces under one prefix may have together.
+    """What the namespaces under one prefix may have together, those left out that are under a longer one with a limit.
 
     max_blocks: the most, cached and leased; None: any number. min_blocks: so many cached ones stay theirs.
     """
@@ -50,19 +48,27 @@ def make_shares(limits: Mapping[Namespace, NamespaceLimit], num_usable_blocks: i
 
 
 class SharedPolicy(EvictionPolicy):
-    """One order for each share and one for all other namespaces, each by a copy of the same policy."""
+    """One policy with several orders: one for each share and one for all other namespaces.
+
+    What the policy knows beyond its orders (an age, rates, evicted blocks) is of the pool, and so of all of them.
+    """
 
     def __init__(self, policy: EvictionPolicy, shares: Mapping[Namespace, Share]) -> None:
         self.name = policy.name
         self.merges_touched = policy.merges_touched
-        self._rest = policy
-        self._orders: dict[Share | None, EvictionPolicy] = {None: policy}
-        for share in shares.values():
-            self._orders[share] = order = copy.copy(policy)
-            order.clock = policy.clock
+        self._policy = policy
+        self._orders: dict[Share | None, dict[str, Any]] = {
+            share: policy.empty_order() for share in (None, *shares.values())
+        }
+        self._use(None)
+
+    def _use(self, share: Share | None) -> EvictionPolicy:
+        """Return the policy with that order in its hands."""
+        self._policy.__dict__.update(self._orders[share])
+        return self._policy
 
     def _of(self, node: Node) -> EvictionPolicy:
-        return self._orders[node.root.share]  # type: ignore[union-attr]
+        return self._use(node.root.share)  # type: ignore[union-attr]
 
     def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
         """Pass it on."""
@@ -94,34 +100,30 @@ class SharedPolicy(EvictionPolicy):
 
     def victim(self) -> Node | None:
         """Return the most urgent leaf of all, whoever has it. O(shares)."""
-        return self._most_urgent(self._orders.values())[0]
+        return self._most_urgent(self._orders)
 
     def victim_of(self, share: Share) -> Node | None:
         """Return the share's own next leaf."""
-        return self._orders[share].victim()
+        return self._use(share).victim()
 
     def victim_for(self, share: Share | None) -> tuple[Node | None, int]:
         """Return the most urgent leaf that ``share`` may take, and how many blocks of it. O(shares)."""
-        may = {
-            order: other.num_evictable_blocks if other is share else other.num_spare_blocks
-            for other, order in self._orders.items()
-            if other is not None
-        }
-        leaf, order = self._most_urgent(chain([self._rest], (order for order, most in may.items() if most)))
-        return leaf, 0 if leaf is None else may.get(order, leaf.num_blocks)  # type: ignore[arg-type]
+        may = {other: _num_to_take(other, share) for other in self._orders}
+        leaf = self._most_urgent([other for other, most in may.items() if most])
+        return leaf, 0 if leaf is None else min(may[leaf.root.share], leaf.num_blocks)  # type: ignore[union-attr]
 
-    @staticmethod
-    def _most_urgent(orders: Any) -> tuple[Node | None, EvictionPolicy | None]:
-        found = [(order, leaf) for order in orders if (leaf := order.victim()) is not None]
-        if not found:
-            return None, None
-        order, leaf = min(found, key=lambda pair: pair[0].urgency(pair[1]))
-        return leaf, order
+    def _most_urgent(self, shares: Iterable[Share | None]) -> Node | None:
+        found: list[tuple[Any, int, Node]] = []
+        for number, share in enumerate(shares):
+            policy = self._use(share)
+            if (leaf := policy.victim()) is not None:
+                found.append((policy.urgency(leaf), number, leaf))
+        return min(found)[2] if found else None
 
     def candidates(self) -> Iterator[Node]:
         """Yield the orders one after the other."""
-        for order in self._orders.values():
-            yield from order.candidates()
+        for share in self._orders:
+            yield from list(self._use(share).candidates())
 
     def ranking(self, leaf: Node) -> Any:
         """Pass it on."""
@@ -131,11 +133,17 @@ class SharedPolicy(EvictionPolicy):
         """Pass it on."""
         self._of(leaf).rank_again(leaf, ranking)
 
-    def saved(self) -> list[Any]:
-        """Return what each order knows."""
-        return [order.saved() for order in self._orders.values()]
+    def saved(self) -> Any:
+        """Return what the policy knows."""
+        return self._policy.saved()
 
     def restore(self, saved: Any) -> None:
-        """Give each order what it knew."""
-        for order, known in zip(self._orders.values(), saved or (), strict=False):
-            order.restore(known)
+        """Tell the policy what it knew."""
+        self._policy.restore(saved)
+
+
+def _num_to_take(other: Share | None, share: Share | None) -> int:
+    """How many blocks of ``other``'s one of ``share`` may evict; of those without limits, whatever there is."""
+    if other is None:
+        return MAX_BLOCKS
+    return other.num_evictable_blocks if other is share else other.num_spare_blocks

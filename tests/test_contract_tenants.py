@@ -8,7 +8,7 @@ import pytest
 from helpers import Counters, cached, counters
 from routes import Caller, Route
 
-from radix_cache import NamespaceLimit, PrefixCache
+from radix_cache import EvictionPolicy, NamespaceLimit, PrefixCache
 from radix_cache.errors import InvalidArgument, LeaseExpired, PoolExhausted, UnknownLease
 
 A, A_LORA, B = ("a",), ("a", "lora"), ("b",)
@@ -114,6 +114,31 @@ class TestLimits:
         assert [cache.probe([1], A), cache.probe([2], A), cache.probe([1], B), cache.probe([2], B)] == [1, 0, 0, 1]
         cache.check_integrity()
 
+    def test_a_limit_that_never_binds_changes_no_order(self) -> None:
+        """An age is of the pool: a tenant that has turned it over many times must not shut out a new one."""
+        for policy in ("lru", "lfu", "lfu-da", "pgdsf", "two-hit", "priority", "workload-aware"):
+            orders = []
+            for limits in ({}, {A: NamespaceLimit(max_blocks=10)}):
+                cache = PrefixCache(10, 1, policy=policy, limits=limits, clock=lambda: 0.0)
+                for number in range(200):
+                    cached(cache, [number % 150], A)
+                    cached(cache, [number % 7], B)
+                orders.append([cache.probe([token], name) for name in (A, B) for token in range(150)])
+                cache.check_integrity()
+            assert orders[0] == orders[1], policy
+
+    def test_a_policy_with_one_order_is_refused(self) -> None:
+        """With what it lacks."""
+
+        class OneOrder(EvictionPolicy):
+            name = "one-order"
+            touch = add = discard = lambda self, leaf: None
+            victim = candidates = lambda self: None
+
+        PrefixCache(8, policy=OneOrder())  # type: ignore[abstract]
+        with pytest.raises(InvalidArgument, match="'one-order' keeps one order"):
+            PrefixCache(8, policy=OneOrder(), limits={A: NamespaceLimit(max_blocks=3)})  # type: ignore[abstract]
+
 
 class TestPins:
     def test_a_pin_keeps_a_prefix_without_a_request(self, open_route: OpenRoute) -> None:
@@ -161,6 +186,14 @@ class TestPins:
         cache.pin([1], 60)
         assert cache.stats().num_pinned_blocks == 3
         assert cache.pin([9], 60).num_cached_tokens == 0
+
+    def test_only_a_pin_is_unpinned(self, cache: Caller) -> None:
+        """A wrong id must not end a request whose kernels write."""
+        lease = cache.match_prefix([1, 2], num_tokens=2)
+        with pytest.raises(InvalidArgument, match="is no pin"):
+            cache.unpin(lease)
+        assert counters(cache.stats()).leased == 1
+        cache.release(lease)
 
     def test_it_has_no_blocks_of_its_own(self, open_route: OpenRoute) -> None:
         """A request can fork from it instead."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -213,3 +215,12 @@ class TestLRU:
             listed = list(lru.candidates())
             assert len(listed) == len(set(listed))
             assert set(listed).issuperset(unlocked)
+
+
+def test_an_object_serves_one_tree() -> None:
+    """Its records lie in the nodes, and its order names them: two trees would evict each other's blocks."""
+    policy = LRU()
+    RadixTree(1, policy)
+    with pytest.raises(InvalidArgument, match="serves another tree already"):
+        RadixTree(1, policy)
+    RadixTree(1, copy.copy(policy))

@@ -15,8 +15,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
+from radix_cache.errors import InvalidArgument
 from radix_cache.hints import Hints
 from radix_cache.node import Node
 
@@ -36,9 +37,19 @@ class EvictionPolicy(ABC):
     merges_touched = False
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
+    is_taken = False  # by a tree: the slots of a node have room for one policy's records
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Remember the parameters for copies."""
+        policy = super().__new__(cls)
+        policy._made_with = arguments, options
+        return policy
+
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are made empty: the order belongs to one tree, and a copied tree fills its own."""
-        return type(self), ()
+        """Copies have the same parameters and are empty: the order belongs to one tree, a copied tree fills its own."""
+        return _made_again, (type(self), *self._made_with)
 
     def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
         """The path through ``node``, ``num_tokens`` long, was covered by a match or an insert at ``node.last_access``.
@@ -73,6 +84,12 @@ class EvictionPolicy(ABC):
         """Yield every leaf in the order, for integrity checks: all unlocked leaves, each once, and maybe locked
         ones.
         """
+
+    # For limits of namespaces, where several orders share all else that the policy knows.
+
+    def empty_order(self) -> dict[str, Any]:
+        """Return the attributes that hold an order, as they are while it is empty. They are changed in place only."""
+        raise InvalidArgument(f"policy {self.name!r} keeps one order: limits of namespaces need its empty_order()")
 
     def urgency(self, leaf: Node) -> Any:
         """Return what compares this policy's victim with that of another of its kind; the smallest goes first."""
@@ -111,3 +128,7 @@ class EvictionPolicy(ABC):
     def rank_again(self, leaf: Node, ranking: Any) -> None:
         """Put ``leaf`` where `ranking` said that it was."""
         self.add(leaf)
+
+
+def _made_again(kind: type[EvictionPolicy], arguments: tuple[Any, ...], options: dict[str, Any]) -> EvictionPolicy:
+    return kind(*arguments, **options)

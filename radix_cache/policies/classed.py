@@ -24,8 +24,14 @@ class ClassedPolicy(EvictionPolicy):
     """Subclasses give `classify`, `place` and `urgency`, and `visit` where they keep a record in ``node.data``."""
 
     def __init__(self) -> None:
-        self._orders: defaultdict[Any, SortedList[Any]] = defaultdict(SortedList)
+        self._all: list[defaultdict[Any, SortedList[Any]]] = []  # a dict for each order
+        self._orders: defaultdict[Any, SortedList[Any]] = self.empty_order()["_orders"]
         self._num_ranked = 0
+
+    def empty_order(self) -> dict[str, Any]:
+        """Return sorted lists by class, none yet."""
+        self._all.append(defaultdict(SortedList))
+        return {"_orders": self._all[-1]}
 
     @abstractmethod
     def classify(self, leaf: Node) -> Any:
@@ -72,10 +78,11 @@ class ClassedPolicy(EvictionPolicy):
         self._num_ranked = max(self._num_ranked, number)
 
     def is_unused(self, kind: Any) -> bool:
-        """Tell whether no leaf is of that class; if so, forget its empty list."""
-        if self._orders.get(kind):
+        """Tell whether no leaf is of that class; if so, forget its empty lists."""
+        if any(orders.get(kind) for orders in self._all):
             return False
-        self._orders.pop(kind, None)
+        for orders in self._all:
+            orders.pop(kind, None)
         return True
 
     def heads(self) -> list[Node]:

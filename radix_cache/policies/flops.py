@@ -38,9 +38,6 @@ class FlopAware(ClassedPolicy):
         self._tuner = Tuner(self.window, lambda weight: FlopAware(weight, attention_tokens=attention_tokens))
         self._scale = ((0.0, 1.0), (0.0, 1.0))  # offset and factor of recency and of cost
 
-    def __reduce__(self) -> tuple[type[FlopAware], tuple[float | None, int, float]]:
-        return type(self), (self.alpha, self.window, self.attention_tokens)
-
     def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
         """Note how deep each node of the path lies. O(depth + log leaves), and a replay now and then."""
         end, above = num_tokens, node

@@ -42,16 +42,13 @@ class SLRU(LFU):
             raise InvalidArgument(f"protected_hits is an integer of at least 1, not {protected_hits!r}")
         self.protected_hits = protected_hits
 
-    def __reduce__(self) -> tuple[type[SLRU], tuple[int]]:
-        return type(self), (self.protected_hits,)
-
     def score(self, leaf: Node) -> tuple[bool, int]:
         """Return segment and last access."""
         return leaf.data >= self.protected_hits, leaf.last_access
 
 
 class LFUDA(ScoredPolicy):
-    """P = age + hits, where age is the P of the last victim: frequency that the past does not win for ever.
+    """P = age + hits, where age is the highest P of a victim so far: frequency that the past does not win for ever.
 
     Least frequently used with dynamic ageing (Arlitt et al., "Evaluating content management techniques for Web proxy
     caches", 2000). P is taken when a node is touched.

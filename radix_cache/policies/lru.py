@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import Any
 
 from radix_cache.node import Node
 from radix_cache.policies.base import EvictionPolicy
@@ -31,6 +32,12 @@ class LRU(EvictionPolicy):
         ends.prev = ends.next = ends
         self._heap: list[tuple[int, int, Node]] = []
         self._num_pushed = 0
+
+    def empty_order(self) -> dict[str, Any]:
+        """Return a list and a heap."""
+        ends = Node(None, b"", b"")
+        ends.prev = ends.next = ends
+        return {"_ends": ends, "_heap": []}
 
     def touch(self, leaf: Node) -> None:
         """Move ``leaf`` to the newest end."""

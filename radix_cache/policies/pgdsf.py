@@ -12,7 +12,7 @@ __all__ = ["PGDSF"]
 
 
 class PGDSF(LFUDA):
-    """P = clock + frequency * cost / size, where clock is the P of the last victim.
+    """P = clock + frequency * cost / size, where clock is the highest P of a victim so far.
 
     The prefix-aware greedy dual-size frequency rule of RAGCache (Jin et al., arXiv 2404.12457, 2024). Cost over size is
     seconds for each token: the hint ``cost_s`` over the tokens of the last insert that gave one; without any it is
@@ -29,9 +29,6 @@ class PGDSF(LFUDA):
         self.token_s = check_number(token_s, "token_s", 1e-12, MAX_SECONDS)
         self.attention_tokens = check_number(attention_tokens, "attention_tokens", 1, MAX_POSITION)
         self._cost_s: float | None = None  # of a token of the request that is being looked at
-
-    def __reduce__(self) -> tuple[type[PGDSF], tuple[float, float]]:
-        return type(self), (self.token_s, self.attention_tokens)
 
     def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
         """Update the records on the path, with the request's own cost if it says one."""

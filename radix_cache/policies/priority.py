@@ -22,10 +22,11 @@ _NEW = (None, None, None, 0.0, 0)
 class Priority(ScoredPolicy):
     """P = (priority, last): the lowest priority goes first, among equals the least recently touched.
 
-    A node's priority is the highest that any of its requests gave (SGLang, 2025); requests without one, and what they
-    insert, have ``default``. One with ``priority_s`` holds for so long after its request is released; then the node has
-    the priority that others gave it, or ``default``, as if it had been touched when that was noticed: at the back
-    (``KvCacheRetentionConfig`` of TensorRT-LLM, 2024). Of several with an end, the highest counts.
+    A node's priority is the highest that any of its requests gave (SGLang, 2025); one that inserts and gives none gives
+    ``default``, one that only matches and gives none changes nothing. One with ``priority_s`` holds for so long after
+    its request is released; then the node has the priority that others gave it, or ``default``, as if it had been
+    touched when that was noticed: at the back (``KvCacheRetentionConfig`` of TensorRT-LLM, 2024). Of several with an
+    end, the highest counts.
     """
 
     name = "priority"
@@ -38,8 +39,9 @@ class Priority(ScoredPolicy):
         self._now = 0
         self._ends: SortedList[Any] = SortedList()  # when a ranked leaf's priority ends
 
-    def __reduce__(self) -> tuple[type[Priority], tuple[int]]:
-        return type(self), (self.default,)
+    def empty_order(self) -> dict[str, Any]:
+        """Return two sorted lists."""
+        return {**super().empty_order(), "_ends": SortedList()}
 
     def update(self, node: Node, end: int, counts: bool, hints: Hints) -> None:
         """Take the request's priority into account."""

@@ -28,6 +28,10 @@ class ScoredPolicy(EvictionPolicy):
         self._order: SortedList[Any] = SortedList()
         self._num_ranked = 0  # breaks ties: whoever was ranked first goes first
 
+    def empty_order(self) -> dict[str, Any]:
+        """Return a sorted list."""
+        return {"_order": SortedList()}
+
     @abstractmethod
     def score(self, leaf: Node) -> Any:
         """Return a tuple or number; the smallest goes first. ``leaf.last_access`` is the logical time of its last

@@ -27,9 +27,6 @@ class StepsToExecution(ScoredPolicy):
         self.step_s = check_number(step_s, "step_s", 0, MAX_SECONDS)
         self.grace_steps = check_number(grace_steps, "grace_steps", 0, MAX_SECONDS)
 
-    def __reduce__(self) -> tuple[type[StepsToExecution], tuple[float, float]]:
-        return type(self), (self.step_s, self.grace_steps)
-
     def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
         """Set when the end of the path is due; what was due on the way has now been used. O(depth + log leaves)."""
         if hints.next_use is not None:

@@ -30,9 +30,6 @@ class TLRU(ScoredPolicy):
         self.next_prompt_tokens = check_count(next_prompt_tokens, "next_prompt_tokens", most=MAX_TOKENS)
         self._num_kept = 0  # of the path that is being touched
 
-    def __reduce__(self) -> tuple[type[TLRU], tuple[int, int]]:
-        return type(self), (self.threshold, self.next_prompt_tokens)
-
     def boundary(self, node: Node, num_tokens: int, hints: Hints) -> int | None:
         """Return where what is kept ends."""
         said = hints.next_prompt_tokens

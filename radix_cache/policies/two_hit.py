@@ -30,9 +30,6 @@ class TwoHit(ScoredPolicy):
         self._ghost = Ghost(self.ghost_blocks)
         self._known_end = 0  # up to where the path that is being touched was evicted before
 
-    def __reduce__(self) -> tuple[type[TwoHit], tuple[int]]:
-        return type(self), (self.ghost_blocks,)
-
     def boundary(self, node: Node, num_tokens: int, hints: Hints) -> int | None:
         """Return where what was evicted before ends within a new node."""
         self._known_end = 0

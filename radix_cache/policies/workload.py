@@ -37,9 +37,6 @@ class WorkloadAware(ClassedPolicy):
         self._kinds = Kinds(self.is_unused)
         self._ends = Rate()  # of unused leaves, by eviction
 
-    def __reduce__(self) -> tuple[type[WorkloadAware], tuple[float, float]]:
-        return type(self), (self.reuse_s, self.life_s)
-
     def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
         """Note the use of each node on the path, and the time it took to come. O(depth + log leaves)."""
         now, counts, above = self.clock(), is_insert, node

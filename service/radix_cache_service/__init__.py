@@ -13,8 +13,19 @@ if TYPE_CHECKING:
     from radix_cache_service.errors import LayoutMismatch
     from radix_cache_service.server import BindError, Server, serve
     from radix_cache_service.tls import Tls
+    from radix_cache_service.watches import WatchedEvents
 
-__all__ = ["AsyncClient", "BindError", "Client", "LayoutMismatch", "Server", "ServerConfig", "Tls", "serve"]
+__all__ = [
+    "AsyncClient",
+    "BindError",
+    "Client",
+    "LayoutMismatch",
+    "Server",
+    "ServerConfig",
+    "Tls",
+    "WatchedEvents",
+    "serve",
+]
 
 _HOMES = {
     "AsyncClient": "aio",
@@ -24,6 +35,7 @@ _HOMES = {
     "Server": "server",
     "ServerConfig": "config",
     "Tls": "tls",
+    "WatchedEvents": "watches",
     "serve": "server",
 }
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -25,6 +25,7 @@ from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from radix_cache_service.remote import Remote
 from radix_cache_service.verbs import AsyncVerbs
+from radix_cache_service.watches import Assembly, WatchedEvents, silence_s, too_quiet, watch_request
 
 __all__ = ["AsyncClient"]
 
@@ -169,6 +170,32 @@ class AsyncClient(Remote, AsyncVerbs):
         answer = await self._send(call)
         num_released: int = answer.num_released_leases
         return num_released
+
+    async def watch_events(
+        self, after: WatchedEvents | None = None, snapshot: bool = True
+    ) -> AsyncGenerator[WatchedEvents]:
+        """Yield the events of the server's cache, a batch for each call that changes any, and a heartbeat each second.
+
+        It begins with all that is cached; without ``snapshot``, with what comes. ``after``: with what came behind the
+        last batch that was seen, or, if that is no longer there or the server was started anew, with all again
+        (`WatchedEvents.is_reset`). Raises `LimitExceeded` where the caller was too slow, `ServiceUnavailable` and
+        `DeadlineExceeded` where nothing more is heard; each time, ``after`` the last batch goes on from there.
+        """
+        request = watch_request(after, snapshot)
+        await self._prepare()
+        call = self._connected().WatchEvents(request, metadata=self._metadata)
+        assembly, limit_s = Assembly(), silence_s(self.timeout_s)
+        try:
+            while (message := await asyncio.wait_for(call.read(), limit_s)) is not grpc.aio.EOF:
+                batch = assembly.read(message)
+                if batch is not None:
+                    yield batch
+        except TimeoutError:
+            raise too_quiet(limit_s) from None
+        except grpc.RpcError as error:
+            raise from_call_error(error) from None
+        finally:
+            call.cancel()
 
     # Life and death.
 

@@ -126,7 +126,7 @@ def _free(operation: Free) -> Message:
 
 
 def _release(operation: Release) -> Message:
-    return pb.ReleaseRequest(lease_id=operation.lease_id)
+    return pb.ReleaseRequest(lease_id=operation.lease_id, pin_only=operation.pin_only)
 
 
 def _renew(operation: Renew) -> Message:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -31,6 +31,7 @@ from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from radix_cache_service.remote import Remote
 from radix_cache_service.session import Session
 from radix_cache_service.verbs import Verbs
+from radix_cache_service.watches import WatchedEvents, watch_request, watched
 
 __all__ = ["Client"]
 
@@ -172,6 +173,18 @@ class Client(Remote, Verbs):
         answer = self._send(call)
         num_released: int = answer.num_released_leases
         return num_released
+
+    def watch_events(self, after: WatchedEvents | None = None, snapshot: bool = True) -> Iterator[WatchedEvents]:
+        """Yield the events of the server's cache, a batch for each call that changes any, and a heartbeat each second.
+
+        It begins with all that is cached; without ``snapshot``, with what comes. ``after``: with what came behind the
+        last batch that was seen, or, if that is no longer there or the server was started anew, with all again
+        (`WatchedEvents.is_reset`). Raises `LimitExceeded` where the caller was too slow, `ServiceUnavailable` and
+        `DeadlineExceeded` where nothing more is heard; each time, ``after`` the last batch goes on from there.
+        """
+        request = watch_request(after, snapshot)
+        self._prepare()
+        yield from watched(self._connected().WatchEvents(request, metadata=self._metadata), self.timeout_s)
 
     # Life and death.
 

@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ _CACHE_SETTINGS = frozenset(
     )
 )
 
+EVENT_FORMATS = ("map", "array")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -100,6 +102,21 @@ class ServerConfig:
     drain_delay_s: float = setting(0.0, "Seconds between the end of readiness and the end of service.", "--drain-delay")
     grace_s: float = setting(5.0, "Seconds that calls in flight then have.", "--grace")
     metrics_listen: str | None = setting(None, "HOST:PORT of the Prometheus metrics, for instance 127.0.0.1:9464.")
+    events: bool = setting(False, "Offer the events of the cache (WatchEvents): what is stored and removed.")
+    events_listen: str | None = setting(
+        None, "HOST:PORT at which the events are published over ZeroMQ, for instance 127.0.0.1:5557; port 0: any."
+    )
+    events_replay_listen: str | None = setting(
+        None, "HOST:PORT that sends missed events again; at events_listen's host and port + 1000 unless set."
+    )
+    events_topic: str = setting("kv", "Topic of the events over ZeroMQ; llm-d wants kv@HOST:PORT@MODEL.")
+    events_format: str = setting("map", "How an event looks over ZeroMQ: map, or array for older readers.")
+    events_rank: int = setting(0, "The data-parallel rank that events over ZeroMQ name.")
+    allow_plaintext_events: bool = setting(
+        False, "Let events, which have the prompts in them, cross a network over ZeroMQ."
+    )
+    max_queued_events: int = setting(8192, "Calls whose events may wait, for the server or for one reader.")
+    max_kept_events: int = setting(8192, "Calls whose events are kept to be sent again.")
     otlp_endpoint: str | None = setting(None, "Where traces are sent, for instance http://127.0.0.1:4317.")
     trace_share: float = setting(0.01, "Share of the calls that are traced where the caller does not say.")
     log_format: str = setting("text", "How the log looks: text or json.")
@@ -128,6 +145,9 @@ class ServerConfig:
             ("max_streams", 1, 2**20),
             ("max_waiting_calls", 0, 2**20),
             ("uds_mode", 0, 0o777),
+            ("events_rank", 0, 2**31 - 1),
+            ("max_queued_events", 1, 2**24),
+            ("max_kept_events", 1, 2**24),
             ("max_journal_bytes", 1, 2**40),
         ):
             check_count(getattr(self, name), name, least, most)
@@ -142,6 +162,7 @@ class ServerConfig:
             raise InvalidArgument("state_dir is a directory, not an empty name")
         self._check_pool()
         self._check_telemetry()
+        self._check_events()
         self._check_secrets()
         self.make_cache()  # checks all that the cache is made of
 
@@ -175,6 +196,37 @@ class ServerConfig:
         for name, known in (("log_format", LOG_FORMATS), ("log_level", LOG_LEVELS)):
             if getattr(self, name) not in known:
                 raise InvalidArgument(f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}")
+
+    def _check_events(self) -> None:
+        if self.events_format not in EVENT_FORMATS:
+            raise InvalidArgument(f"events_format is one of {', '.join(EVENT_FORMATS)}, not {self.events_format!r}")
+        if self.events_listen is None:
+            if self.events_replay_listen is not None:
+                raise InvalidArgument("events_replay_listen goes with events_listen")
+            return
+        for name in ("events_listen", "events_replay_listen"):
+            address = getattr(self, name)
+            if address is None:
+                continue
+            _check_host_and_port(address, name, "is not host:port")
+            if not is_local(address) and not self.allow_plaintext_events:
+                raise InvalidArgument(
+                    f"{name}: events, which have the prompts in them, would leave {address} in the clear; "
+                    "listen on loopback, or set allow_plaintext_events"
+                )
+        _check_host_and_port(
+            self.replay_address, "events_listen", "leaves no port for the replay: set events_replay_listen"
+        )
+        if find_spec("zmq") is None or find_spec("msgspec") is None:
+            raise InvalidArgument("events_listen needs more: pip install 'radix-cache[service,events]'")
+
+    @property
+    def replay_address(self) -> str:
+        """Where missed events are sent again."""
+        if self.events_replay_listen is not None:
+            return self.events_replay_listen
+        host, _, port = (self.events_listen or ":0").rpartition(":")
+        return f"{host}:{int(port) and int(port) + 1000}"
 
     def _check_secrets(self) -> None:
         self.make_certificates()
@@ -227,7 +279,9 @@ class ServerConfig:
 
 
 def _read_limit(text: str) -> tuple[Namespace, NamespaceLimit]:
-    """Return one of ``namespace_limits``: ``namespace=`` for each part of the prefix, then limits, as a shell quotes."""
+    """Return one of ``namespace_limits``: ``namespace=`` for each part of the prefix, then limits, quoted like words of a
+    shell.
+    """
     try:
         said = [word.partition("=")[::2] for word in shlex.split(text)]
         prefix = check_namespace(tuple(value for name, value in said if name == "namespace"))

@@ -124,7 +124,7 @@ def _free(request: pb.FreeRequest, limits: Limits) -> Operation:
 
 
 def _release(request: pb.ReleaseRequest, limits: Limits) -> Operation:
-    return operations.release(request.lease_id)
+    return operations.unpin(request.lease_id) if request.pin_only else operations.release(request.lease_id)
 
 
 def _renew(request: pb.RenewRequest, limits: Limits) -> Operation:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from radix_cache.stats import Stats
+from radix_cache_service.event_stream import EventFigures
 from radix_cache_service.metrics import Latencies
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Figures:
     max_streams: int
     is_serving: bool
     loop_delay_s: float
+    events: EventFigures
 
 
 def take_figures(servicer: Servicer, *, is_serving: bool, loop_delay_s: float) -> Figures:
@@ -55,4 +57,5 @@ def take_figures(servicer: Servicer, *, is_serving: bool, loop_delay_s: float) -
         max_streams=servicer.streams.max_streams,
         is_serving=is_serving,
         loop_delay_s=loop_delay_s,
+        events=EventFigures() if servicer.events.stream is None else servicer.events.stream.figures(),
     )

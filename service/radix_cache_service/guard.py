@@ -117,6 +117,10 @@ class Guard:
             self._look_up(caller, self.tokens)
         return caller
 
+    def check_stream(self, method: str) -> None:
+        """Raise what ends a stream of the caller's that is under way: its token is gone, or grants less by now."""
+        require(method, self._current().grant)
+
     def engine(self, engine_id: str) -> str:
         """Return the name under which the cache knows the caller's engine: nobody keeps another's leases alive, or
         asks for the answers to its batches.

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 import radix_cache
+from radix_cache_service.event_stream import EventFigures
 from radix_cache_service.figures import Figures
 from radix_cache_service.metrics import BUCKETS_S, Latencies
 
@@ -39,6 +40,15 @@ _HELP = {
     "num_expired_leases": "Leases that ran out unheard of.",
     "num_resets": "Resets of namespaces.",
 }
+_EVENT_HELP = {
+    "batches": "Batches of events published, heartbeats among them.",
+    "queued": "Calls whose events are not published yet.",
+    "dropped": "Calls whose events were dropped for want of room; the whole tree was published in their place.",
+    "replays": "Times that missed events were asked for.",
+    "snapshots": "Times that they were no longer kept, and the whole tree was sent.",
+    "watchers": "Readers of the events: streams, and one for ZeroMQ.",
+}
+_EVENT_GAUGES = {"queued", "watchers"}
 _VERBS = {"MatchPrefix", "Allocate", "Insert", "Free", "Release", "Renew", "Probe", "Evict", "Reset"}
 
 
@@ -53,6 +63,7 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _counters(figures.stats.counters)
     yield from _calls(figures)
     yield from _server(figures)
+    yield from _events(figures.events)
 
 
 def _pool(figures: Figures) -> Iterator[Metric]:
@@ -124,6 +135,15 @@ def _server(figures: Figures) -> Iterator[Metric]:
     yield CounterMetricFamily(
         f"{_PREFIX}_telemetry_failures", "Calls that could not be counted or traced.", figures.num_failures
     )
+
+
+def _events(events: EventFigures) -> Iterator[Metric]:
+    for name, text in _EVENT_HELP.items():
+        number = getattr(events, f"num_{name}")
+        if name in _EVENT_GAUGES:
+            yield _gauge(f"event_{name}", text, number)
+        else:
+            yield CounterMetricFamily(f"{_PREFIX}_event_{name}", text, number)
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:

@@ -80,10 +80,12 @@ class Server:
         await self._health.start()
         try:
             self._start_telemetry()
+            self._start_events()
             self.addresses = [self._bind(address) for address in self._config.listen]
             await self._server.start()
         except BaseException:
             await self._server.stop(None)
+            await asyncio.to_thread(self.servicer.events.close)
             await self.servicer.runner.close()
             await self._telemetry.close()
             self._unlock()
@@ -99,6 +101,13 @@ class Server:
             self._telemetry.start()
         except OSError as error:
             raise BindError(f"cannot listen on {self._config.metrics_listen}: {error.strerror}") from error
+
+    def _start_events(self) -> None:
+        try:
+            self.servicer.events.start()
+        except OSError as error:
+            places = f"{self._config.events_listen} and {self._config.replay_address}"
+            raise BindError(f"cannot publish events at {places}: {error.strerror}") from error
 
     def _bind(self, address: str) -> str:
         if not address.startswith("unix:"):
@@ -174,6 +183,7 @@ class Server:
         self.servicer.drain()
         await self._server.stop(grace_s)
         self._expiry.cancel()
+        await asyncio.to_thread(self.servicer.events.close)
         await self.servicer.runner.close()
         await self._telemetry.close()
         self._unlock()
@@ -198,6 +208,8 @@ async def _serve(config: ServerConfig) -> None:
     await server.start()
     if server.metrics_address is not None:
         print(f"metrics on {server.metrics_address}", flush=True)  # noqa: T201 - see below
+    if server.servicer.events.addresses:
+        print("events on {}, replay on {}".format(*server.servicer.events.addresses), flush=True)  # noqa: T201 - see below
     for address in server.addresses:
         print(f"listening on {address}", flush=True)  # noqa: T201 - the one line that a starter waits for
     watch = None if config.pool is None else asyncio.create_task(end_with_owner(config.pool, ended))

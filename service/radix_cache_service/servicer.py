@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,16 +26,18 @@ from google.rpc.status_pb2 import Status
 from grpc.aio import ServicerContext
 
 import radix_cache
-from radix_cache.errors import InvalidArgument
+from radix_cache.errors import InvalidArgument, RadixCacheError
 from radix_cache_service.config import ServerConfig
 from radix_cache_service.convert import lease_info_of, namespace_stats_of, node_of, stats_of
 from radix_cache_service.errors import LayoutMismatch, abort, to_status
+from radix_cache_service.event_service import EventService
 from radix_cache_service.intake import MALFORMED
 from radix_cache_service.metrics import Call, CallMetrics
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from radix_cache_service.runner import Runner
 from radix_cache_service.streams import OpenStreams
+from radix_cache_service.watching import watch
 
 __all__ = ["Servicer"]
 
@@ -55,6 +57,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         self.runner = Runner(config, self.metrics)
         self.cache = self.runner.cache
         self.streams = OpenStreams(config.max_streams)
+        self.events = EventService(config, self.cache)
         self._config = config
         self._started = time.monotonic()
 
@@ -261,9 +264,29 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         return await self._answer("ReleaseEngine", context, partial(self.runner.release_engine, request.engine_id))
 
     async def WatchEvents(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        """Not served yet."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server publishes no events")
-        yield  # a generator, like the other streams
+        """Send what is stored and removed until the client leaves, or the server drains."""
+        stream = self.events.stream
+        if stream is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server publishes no events: it needs --events")
+            return
+        code = "CANCELLED"
+        try:
+            async with (
+                self.streams.opened(context),
+                aclosing(
+                    watch(stream, request, self._config.max_queued_events, partial(self.streams.wait, context))
+                ) as told,
+            ):
+                async for message in told:
+                    if self.runner.guard is not None:
+                        self.runner.guard.check_stream("WatchEvents")
+                    yield message
+        except RadixCacheError as error:
+            status = to_status(error)
+            code = _code(status).name
+            await abort(context, status)
+        finally:
+            self.metrics.record("WatchEvents", code, 0.0)
 
     async def expire(self, interval_s: float) -> None:
         """Let leases run out although no call comes, and see whether tokens were changed; never returns."""

@@ -104,7 +104,7 @@ class Verbs(ABC):
 
     def unpin(self, pin: Lease | str) -> None:
         """End a pin: `radix_cache.PrefixCache.unpin`."""
-        self.release(pin)
+        self._do(operations.unpin(pin), pin)
 
 
 class AsyncVerbs(ABC):
@@ -187,4 +187,4 @@ class AsyncVerbs(ABC):
 
     async def unpin(self, pin: Lease | str) -> None:
         """End a pin: `Verbs.unpin`."""
-        await self.release(pin)
+        await self._do(operations.unpin(pin), pin)
