@@ -64,8 +64,13 @@ class Allocator:
     def _require(self, num_blocks: int, share: Share | None, own: int, kept: int) -> None:
         available, within_limit = self._num_available(share, own, kept)
         if num_blocks > min(available, within_limit) or self.is_refusing:
-            error = PoolExhausted(num_blocks, max(min(available, within_limit), 0))
-            error.is_own_limit = num_blocks <= available and not self.is_refusing
+            because, is_own_limit = "", False
+            if self.is_refusing:
+                because = "an operation before it in this strict batch was refused"
+            elif num_blocks <= available and share is not None:
+                because, is_own_limit = f"max_blocks of its namespaces is {share.max_blocks}", True
+            error = PoolExhausted(num_blocks, max(min(available, within_limit), 0), because)
+            error.is_own_limit = is_own_limit
             raise error
 
     def _num_available(self, share: Share | None, own: int, kept: int) -> tuple[int, int]:

@@ -79,18 +79,20 @@ class PoolExhausted(RadixCacheError, MemoryError):
     """``needed`` blocks were asked for, ``available`` could have been had (free and evictable, less what is kept
     back).
 
-    is_own_limit: the pool would have had them; what stands against it is the limit of the caller's own namespaces.
+    because: what else there is to say. is_own_limit: the pool would have had them; what stands against it is the limit
+    of the caller's own namespaces.
     """
 
     is_own_limit = False
 
-    def __init__(self, needed: int, available: int) -> None:
-        super().__init__(f"{needed} blocks needed, {available} available")
+    def __init__(self, needed: int, available: int, because: str = "") -> None:
+        super().__init__(f"{needed} blocks needed, {available} available{because and ': '}{because}")
+        self.because = because
         self.needed = needed
         self.available = available
 
-    def __reduce__(self) -> tuple[type[PoolExhausted], tuple[int, int]]:
-        return type(self), (self.needed, self.available)
+    def __reduce__(self) -> tuple[type[PoolExhausted], tuple[int, int, str]]:
+        return type(self), (self.needed, self.available, self.because)
 
 
 class UnknownLease(RadixCacheError, KeyError):

@@ -21,7 +21,7 @@ from radix_cache.errors import (
 from radix_cache.index import PrefixIndex
 from radix_cache.integrity import check_cache
 from radix_cache.leases import Lease, LeaseTable
-from radix_cache.matching import match_prefix
+from radix_cache.matching import match_prefix, num_pinned
 from radix_cache.node import BLOCK_ID_BYTES
 from radix_cache.operations import (
     Allocate,
@@ -83,7 +83,7 @@ class Executor:
         if self.leases.is_timed:
             self.now = now = self._clock()
             for lease in self.leases.expired(now):
-                self.counters.num_expired_leases += 1
+                self.counters.num_expired_leases += not lease.is_pin
                 self._end(lease)
             if engine_id is not None:
                 self.leases.heartbeat(engine_id, now)
@@ -198,7 +198,7 @@ class Executor:
                 self._give_reset(freed)
         if lease.is_pin:
             self.num_pins -= 1
-            self.num_pinned_blocks -= lease.num_published_tokens // self.block_size
+            self.num_pinned_blocks -= num_pinned(self, lease.num_published_tokens)
         root.num_leases -= 1
         if root.children is None:
             self.index.close_root(root)

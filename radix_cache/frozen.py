@@ -56,7 +56,7 @@ class FrozenLease(NamedTuple):
     is_stale: bool
     num_cached_tokens: int
     num_published_tokens: int
-    num_queried_tokens: int
+    num_queried_tokens: int | None
     node: int | None
     partial: int | None
     num_partial_tokens: int

@@ -14,7 +14,7 @@ def settle_gc() -> None:
     are freed by reference count alone, so nothing is lost by hiding them. Call it after start-up and then every few
     thousand requests, from where a pause of a millisecond does no harm; the server does so by itself. It affects the
     whole process: cyclic garbage that other code has left by then is never collected, so young garbage is collected
-    first.
+    first. A whole cache is such garbage once it is dropped, for its nodes hold each other: `reset` it before.
     """
     gc.collect(1)
     gc.freeze()

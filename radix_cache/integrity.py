@@ -74,7 +74,7 @@ def _check_namespaces(cache: Executor, leased: Counter[Root], num_leases: Counte
 def _check_pins(cache: Executor) -> None:
     """Pins hold what is counted."""
     pins = [lease for lease in cache.leases if lease.is_pin]
-    num_pinned = sum(lease.num_published_tokens // cache.block_size for lease in pins)
+    num_pinned = sum(max(lease.num_published_tokens // cache.block_size, 1) for lease in pins)
     if (len(pins), num_pinned) != (cache.num_pins, cache.num_pinned_blocks):
         raise IntegrityError(f"{len(pins)} pins hold {num_pinned} blocks, the books say otherwise")
 

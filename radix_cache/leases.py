@@ -101,7 +101,7 @@ class Lease:
         self._engine: _Engine | None = None
         self._deadline = 0.0  # own promise; an engine's may be later
         self._is_stale = False
-        self._num_queried_tokens = 0  # to be counted at the first insert
+        self._num_queried_tokens: int | None = None  # to be counted at the first insert; None: counted, or not to be
 
     def __repr__(self) -> str:
         return (

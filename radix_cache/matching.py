@@ -17,7 +17,7 @@ from radix_cache.tokens import TOKEN_BYTES
 if TYPE_CHECKING:
     from radix_cache.executor import Executor
 
-__all__ = ["match_prefix"]
+__all__ = ["match_prefix", "num_pinned"]
 
 Near: TypeAlias = tuple[Node | None, int, int, int]
 """The node that a partial block is in, at which byte, and for how many tokens it agrees; tokens that were missed."""
@@ -69,10 +69,10 @@ def match_prefix(  # noqa: C901 - one look at each option, in the order in which
         lease._private = cache.allocator.take(num_private, root)
     if hints is not NO_HINTS:
         lease._hints = hints
-    if pin_s is None:
-        cache.leases.add(lease, cache.now)
-    else:
+    if pin_s is not None:
         _pin(cache, lease, pin_s)
+        return lease
+    cache.leases.add(lease, cache.now)
     lease._num_queried_tokens = num_queried = published + len(tokens) // TOKEN_BYTES
     counters = cache.counters
     counters.num_lookups += 1
@@ -132,9 +132,9 @@ def _check(
     if operation.pin_s is not None:
         if operation.num_tokens or operation.num_blocks:
             raise InvalidArgument("a pin has no blocks of its own: num_tokens and num_blocks do not go with pin_s")
-        num_blocks, left = num_cached_tokens // cache.block_size, cache.max_pinned_blocks - cache.num_pinned_blocks
+        num_blocks, left = num_pinned(cache, num_cached_tokens), cache.max_pinned_blocks - cache.num_pinned_blocks
         if num_blocks > left:
-            raise PoolExhausted(num_blocks, left)
+            raise PoolExhausted(num_blocks, left, f"pins keep at most {cache.max_pinned_blocks} blocks (pin_share)")
     return near
 
 
@@ -151,9 +151,14 @@ def _hold_partial(cache: Executor, lease: Lease, near: Near, num_cut: int) -> No
     cache.counters.num_partial_tokens += num_tokens
 
 
+def num_pinned(cache: Executor, num_tokens: int) -> int:
+    """Return what a pin of so many tokens counts for: one block at least, so that pins of nothing come to an end."""
+    return max(num_tokens // cache.block_size, 1)
+
+
 def _pin(cache: Executor, lease: Lease, pin_s: float) -> None:
     """Make a pin of a new lease."""
     lease.is_pin, lease.engine_id = True, None
     cache.num_pins += 1
-    cache.num_pinned_blocks += lease.num_published_tokens // cache.block_size
+    cache.num_pinned_blocks += num_pinned(cache, lease.num_published_tokens)
     cache.leases.add_pin(lease, cache.read_clock(), pin_s)

@@ -29,6 +29,8 @@ def insert(cache: Executor, operation: Insert, engine_id: str | None) -> InsertR
     lease = cache.named(lease_id, engine_id)
     if lease._is_stale:
         raise StaleLease(lease_id)
+    if lease.is_pin:
+        raise InvalidArgument(f"lease {lease_id!r} is a pin, which publishes nothing")
     published = lease.num_published_tokens
     if offset % cache.block_size or offset > published:
         raise InvalidArgument(
@@ -53,7 +55,7 @@ def insert(cache: Executor, operation: Insert, engine_id: str | None) -> InsertR
     else:
         num_cached_tokens, canonical, redundant = offset + stop // TOKEN_BYTES, b"", array("i")
         _touch_to(cache, lease, num_cached_tokens)
-    if lease._num_queried_tokens:
+    if tokens and lease._num_queried_tokens is not None:
         _count_request(cache, lease)
     result: InsertResult = _new(InsertResult, (num_cached_tokens, array("i", known + canonical), redundant))
     return result
@@ -95,7 +97,7 @@ def _publish(cache: Executor, lease: Lease, tokens: bytes, start: int, stop: int
         canonical += adopted
         cache.allocator.lease(lease._root, num_redundant - num_given)
         cache.counters.num_inserted_blocks += num_given - num_redundant
-    counted = None if lease._num_queried_tokens else held
+    counted = None if lease._num_queried_tokens is not None else held
     matched = lease.num_published_tokens + (at - start) // TOKEN_BYTES
     num_tokens = lease.num_published_tokens + (stop - start) // TOKEN_BYTES
     if node is held:
@@ -117,17 +119,17 @@ def _touch_to(cache: Executor, lease: Lease, num_tokens: int) -> None:
     if num_tokens and lease._node is not None:
         depth = lease.num_published_tokens * TOKEN_BYTES
         node = cache.index.node_above(lease._node, depth, num_tokens * TOKEN_BYTES)
-        cache.index.touch(node, num_tokens, True, None if lease._num_queried_tokens else node, lease._hints)
+        cache.index.touch(node, num_tokens, True, None if lease._num_queried_tokens is not None else node, lease._hints)
 
 
 def _count_request(cache: Executor, lease: Lease) -> None:
-    """Count the reuse of a request, once, when it first publishes."""
-    counters = cache.counters
+    """Count the reuse of a request, once, when it first inserts."""
+    counters, num_queried = cache.counters, lease._num_queried_tokens or 0
     counters.num_requests += 1
-    counters.num_queried_tokens += lease._num_queried_tokens
+    counters.num_queried_tokens += num_queried
     counters.num_hit_tokens += lease.num_cached_tokens
     root = lease._root
     root.num_requests += 1
-    root.num_queried_tokens += lease._num_queried_tokens
+    root.num_queried_tokens += num_queried
     root.num_hit_tokens += lease.num_cached_tokens
-    lease._num_queried_tokens = 0
+    lease._num_queried_tokens = None

@@ -13,15 +13,15 @@ __all__ = ["Counters", "Description", "LeaseInfo", "NamespaceStats", "Stats", "T
 class Counters:
     """Running totals since the cache began; each only grows.
 
-    Lookups are all matches that were answered; requests are those whose lease came to publish something, each counted
-    once, so that a scheduler which matches again and again before it finds room does not inflate the reuse.
+    Lookups are all matches that were answered, pins left out; requests are those whose lease came to insert, each
+    counted once, so that a scheduler which matches again and again before it finds room does not inflate the reuse.
 
     num_partial_tokens: tokens of partial blocks that matches named.
     num_near_miss_tokens: tokens behind a match that agree with the beginning of a cached block: lost to block rounding.
     Looked for where the match ends inside a span, or above at most four of them.
     num_reset_blocks: given back by resets; inserted blocks are cached, evicted, or among these.
-    evicted_age, evicted_idle: summed over all evicted blocks, how many matches and inserts after the block came, and
-    after its last use, it was evicted.
+    evicted_age, evicted_idle: summed over all evicted blocks, how many inserts, and matches that found anything, came
+    between the block's insertion, or its last use, and its eviction.
     """
 
     num_lookups: int = 0
@@ -70,18 +70,18 @@ class Stats:
 
     @property
     def hit_rate(self) -> float | None:
-        """Cached share of the tokens of all requests that published something; None before the first."""
+        """Cached share of the tokens of all requests that came to insert; None before the first."""
         queried = self.counters.get("num_queried_tokens", 0)
         return self.counters["num_hit_tokens"] / queried if queried else None
 
     @property
     def mean_evicted_age(self) -> float | None:
-        """Matches and inserts between a block's insertion and its eviction, on average; None before the first."""
+        """Inserts and matches with a hit between a block's insertion and its eviction, on average; None before one."""
         return self._per_evicted_block("evicted_age")
 
     @property
     def mean_evicted_idle(self) -> float | None:
-        """Matches and inserts between a block's last use and its eviction, on average; None before the first."""
+        """Inserts and matches with a hit between a block's last use and its eviction, on average; None before one."""
         return self._per_evicted_block("evicted_idle")
 
     def _per_evicted_block(self, name: str) -> float | None:

@@ -12,6 +12,7 @@ from radix_cache.cache import PrefixCache
 from radix_cache.frozen import ROOT_COUNTS, Frozen, FrozenLease, FrozenNode
 from radix_cache.hints import NO_HINTS, Hints
 from radix_cache.leases import Lease, LeaseTable, _Engine
+from radix_cache.matching import num_pinned
 from radix_cache.node import Node, WideChildren
 
 __all__ = ["thaw"]
@@ -89,7 +90,7 @@ def _thaw_lease(cache: PrefixCache, row: FrozenLease, nodes: list[Node]) -> None
         lease._engine.leases[lease.lease_id] = lease
     if lease.is_pin:
         executor.num_pins += 1
-        executor.num_pinned_blocks += lease.num_published_tokens // cache.block_size
+        executor.num_pinned_blocks += num_pinned(executor, lease.num_published_tokens)
 
 
 def _count_locks(cache: PrefixCache, nodes: list[Node]) -> None:

@@ -300,6 +300,8 @@ class CacheModel:
         lease = self.named(lease_id, engine_id)
         if lease.is_stale:
             raise StaleLease(lease_id)
+        if lease.is_pin:
+            raise InvalidArgument("pin")
         if offset % self.block_size or offset > len(lease.tokens):
             raise InvalidArgument("offset")
         if any(known != given for known, given in zip(lease.tokens[offset:], tokens, strict=False)):
@@ -352,9 +354,9 @@ class CacheModel:
         if lease_id in self.leases:
             raise InvalidArgument("lease_id")
         path = self.tree.find(namespace, tokens)
-        left = self.num_pinnable - self.num_pinned
-        if len(path) > left:
-            raise PoolExhausted(len(path), left)
+        left, num_counted = self.num_pinnable - self.num_pinned, max(len(path), 1)
+        if num_counted > left:
+            raise PoolExhausted(num_counted, left)
         tokens = tokens[: len(path) * self.block_size]
         lease = LeaseModel(lease_id, namespace, None, len(tokens), tokens, deadline=self.now + ttl_s, is_pin=True)
         self.tree.touch(path)
@@ -365,8 +367,8 @@ class CacheModel:
 
     @property
     def num_pinned(self) -> int:
-        """Blocks under pins, each pin counted."""
-        return sum(len(self.path(lease)) for lease in self.leases.values() if lease.is_pin)
+        """Blocks under pins, each pin counted, for one at least."""
+        return sum(max(len(self.path(lease)), 1) for lease in self.leases.values() if lease.is_pin)
 
     def probe(self, tokens: list[int], namespace: Namespace = (), engine_id: str | None = None) -> int:
         """Count cached tokens."""

@@ -39,6 +39,7 @@ class TestLimits:
             with pytest.raises(PoolExhausted) as error:
                 refused()
             assert (error.value.needed, error.value.available) == (2, 1)
+            assert "max_blocks of its namespaces is 4" in str(error.value)
         assert counters(cache.stats()) == Counters(free=7, leased=1, cached=2, evictable=0, protected=2)
         cache.release(cache.match_prefix([5], A_LORA, num_blocks=1))
         cache.release(held)
@@ -174,6 +175,7 @@ class TestPins:
         assert cache.evict(9) == 2
         with pytest.raises(LeaseExpired):
             cache.unpin(pin)
+        assert cache.stats().counters["num_expired_leases"] == 0  # those are of engines that died
 
     def test_a_share_of_the_pool_is_all_that_pins_keep(self, open_route: OpenRoute) -> None:
         """A block under two pins counts twice; what goes beyond is refused and locks nothing."""
@@ -183,9 +185,11 @@ class TestPins:
         with pytest.raises(PoolExhausted) as error:
             cache.pin([1, 2], 60)
         assert (error.value.needed, error.value.available) == (2, 1)
-        cache.pin([1], 60)
-        assert cache.stats().num_pinned_blocks == 3
+        assert "pins keep at most 3 blocks (pin_share)" in str(error.value)
         assert cache.pin([9], 60).num_cached_tokens == 0
+        assert cache.stats().num_pinned_blocks == 3
+        with pytest.raises(PoolExhausted):
+            cache.pin([9], 60)  # also pins of nothing come to an end
 
     def test_only_a_pin_is_unpinned(self, cache: Caller) -> None:
         """A wrong id must not end a request whose kernels write."""
@@ -202,6 +206,9 @@ class TestPins:
         pin = cache.pin([1, 2], 60)
         with pytest.raises(InvalidArgument, match="is a pin"):
             cache.allocate(pin, num_blocks=1)
+        with pytest.raises(InvalidArgument, match="is a pin"):
+            cache.insert(pin, [1, 2])
+        assert cache.stats().counters["num_lookups"] == 1
         lease = cache.match_prefix([3], parent=pin, num_tokens=3)
         assert lease.num_cached_tokens == 2
         cache.insert(lease, [1, 2, 3])
@@ -285,6 +292,17 @@ class TestFigures:
         counted = cache.stats().counters
         assert (counted["num_lookups"], counted["num_lookup_hit_tokens"]) == (5, 8)
         assert (counted["num_requests"], counted["num_queried_tokens"], counted["num_hit_tokens"]) == (2, 5, 2)
+
+    def test_a_request_without_a_prompt_counts_when_it_inserts(self, open_route: OpenRoute) -> None:
+        """However little its match asked for."""
+        cache = open_route(num_blocks=4, block_size=2).caller()
+        lease = cache.match_prefix([], num_tokens=4)
+        cache.insert(lease, [])
+        assert cache.stats().counters["num_requests"] == 0
+        for _ in range(2):
+            cache.insert(lease, [1, 2, 3, 4])
+        counted = cache.stats().counters
+        assert (counted["num_requests"], counted["num_queried_tokens"]) == (1, 0)
 
     def test_near_misses_are_what_rounding_costs(self, open_route: OpenRoute) -> None:
         """Tokens behind the match that agree with a cached block and do not fill it."""

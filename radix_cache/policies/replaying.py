@@ -79,7 +79,9 @@ class Window:
         """Return how many tokens the window's requests would have found with ``policy``, a fresh one."""
         sizes = {digest: end - start for path in self._paths for digest, start, end in _spans(path)}
         model = _Model(policy, min(sum(self._num_cached_tokens.values()), sum(sizes.values()) // 2))
-        return sum(model.play(path) for path in self._paths)
+        num_hit_tokens = sum(model.play(path) for path in self._paths)
+        model.end()
+        return num_hit_tokens
 
     def saved(self) -> list[Any]:
         """Return the requests and the sizes."""
@@ -121,6 +123,13 @@ class _Model:
         if node.children is None:
             self._policy.add(node)
         return num_hit_tokens
+
+    def end(self) -> None:
+        """Take all nodes apart: they hold each other, and would wait for the garbage collector."""
+        for node, _ in self._nodes.values():
+            self._policy.discard(node)
+            node.parent = node.children = None
+        self._root.children = None
 
     def _node(self, parent: Node, digest: int, size: int) -> Node:
         if digest not in self._nodes:

@@ -76,11 +76,11 @@ class PoolInUse(PoolExhausted):
         return type(self), (self.needed, self.retry_after_s)
 
 
-def _exhausted(_: str, details: Mapping[str, str]) -> PoolExhausted:
+def _exhausted(message: str, details: Mapping[str, str]) -> PoolExhausted:
     needed = int(details["needed"])
     if "retry_after_s" in details:
         return PoolInUse(needed, float(details["retry_after_s"]))
-    return PoolExhausted(needed, int(details["available"]))
+    return PoolExhausted(needed, int(details["available"]), message.partition(": ")[2])
 
 
 class _Row(NamedTuple):
