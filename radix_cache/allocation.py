@@ -69,9 +69,7 @@ class Allocator:
                 because = "an operation before it in this strict batch was refused"
             elif num_blocks <= available and share is not None:
                 because, is_own_limit = f"max_blocks of its namespaces is {share.max_blocks}", True
-            error = PoolExhausted(num_blocks, max(min(available, within_limit), 0), because)
-            error.is_own_limit = is_own_limit
-            raise error
+            raise PoolExhausted(num_blocks, max(min(available, within_limit), 0), because, is_own_limit)
 
     def _num_available(self, share: Share | None, own: int, kept: int) -> tuple[int, int]:
         """How many blocks the pool has for one of ``share``, and how many its limit allows; ``own`` of the evictable

@@ -486,7 +486,7 @@ class PrefixCache:
             block_size=self.block_size,
             num_blocks=self._executor.pool.num_blocks,
             num_reserved_blocks=self._executor.pool.num_reserved_blocks,
-            policy=self._executor.index.policy.name,
+            policy=self._executor.index.policy.spec,
             lease_ttl_s=self.lease_ttl_s,
             growth_share=self.growth_share,
         )

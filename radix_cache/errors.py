@@ -83,16 +83,15 @@ class PoolExhausted(RadixCacheError, MemoryError):
     of the caller's own namespaces.
     """
 
-    is_own_limit = False
-
-    def __init__(self, needed: int, available: int, because: str = "") -> None:
+    def __init__(self, needed: int, available: int, because: str = "", is_own_limit: bool = False) -> None:
         super().__init__(f"{needed} blocks needed, {available} available{because and ': '}{because}")
         self.because = because
+        self.is_own_limit = is_own_limit
         self.needed = needed
         self.available = available
 
-    def __reduce__(self) -> tuple[type[PoolExhausted], tuple[int, int, str]]:
-        return type(self), (self.needed, self.available, self.because)
+    def __reduce__(self) -> tuple[type[PoolExhausted], tuple[int, int, str, bool]]:
+        return type(self), (self.needed, self.available, self.because, self.is_own_limit)
 
 
 class UnknownLease(RadixCacheError, KeyError):

@@ -11,14 +11,16 @@ What holds of the events, in the order in which they come:
 - A reset of everything is one `AllBlocksCleared`; any other reset removes, children before parents.
 - What a reset takes out of sight is removed at once, however long its blocks are still locked or waiting for the sweep.
 
-A block's hash is the first 8 bytes of a SHA-256, read as a little-endian unsigned integer. It is of 16 bytes of the
-same hash of the block before (of the namespace, for the first), and the block's packed tokens: the same prompt has the
-same hashes in every process, and equal tokens in two namespaces have none in common.
+A block's hash is the first 8 bytes of a SHA-256, read as a little-endian unsigned integer: of the SHA-256 of the block
+before (of the namespace, for the first) and the block's packed tokens. The same prompt has the same hashes in every
+process, and equal tokens in two namespaces have none in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from array import array
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias
 
@@ -37,8 +39,7 @@ __all__ = [
     "Grafted",
 ]
 
-_STATE_BYTES = 16
-_HASH_BYTES = 8
+_WORDS_IN_A_STATE = 4  # a SHA-256, in words of 8 bytes
 
 
 class Grafted(NamedTuple):
@@ -71,14 +72,14 @@ class BlockStored(NamedTuple):
 
     namespace: Namespace
     parent_hash: int | None
-    block_hashes: Sequence[int]
+    block_hashes: list[int]
     tokens: bytes
 
 
 class BlockRemoved(NamedTuple):
     """An event: blocks that can be matched no more, children before parents."""
 
-    block_hashes: Sequence[int]
+    block_hashes: list[int]
 
 
 class AllBlocksCleared(NamedTuple):
@@ -124,35 +125,41 @@ class BlockHashes:
         return [self._known(change) for change in changes if isinstance(change, Grafted)]
 
     def _known(self, change: Grafted) -> BlockStored:
-        states, (namespace, parent_id, tokens, block_ids) = self._states, change
-        hashes = [_hash_of(states[block_id]) for block_id in memoryview(block_ids).cast("i")]  # type: ignore[arg-type]
-        parent = None if parent_id is None else _hash_of(states[parent_id])  # type: ignore[arg-type]
-        return BlockStored(namespace, parent, hashes, tokens)
+        namespace, parent_id, tokens, block_ids = change
+        states = self._states
+        found = [states[block_id] for block_id in memoryview(block_ids).cast("i")]
+        return BlockStored(namespace, self._hash(parent_id), _hashes_of(found), tokens)  # type: ignore[arg-type]
 
     def _stored(self, change: Grafted) -> BlockStored:
         namespace, parent_id, tokens, block_ids = change
         states, block_bytes, at = self._states, self._block_bytes, 0
-        state = parent = None if parent_id is None else states[parent_id]
+        parent_hash = self._hash(parent_id)
+        state = None if parent_id is None else states[parent_id]
         if state is None:
             state = namespace_state(namespace)
-        hashes: list[int] = []
+        found: list[bytes] = []
         for block_id in memoryview(block_ids).cast("i"):
-            states[block_id] = state = sha256(state + tokens[at : at + block_bytes]).digest()[:_STATE_BYTES]
-            hashes.append(_hash_of(state))
+            states[block_id] = state = sha256(state + tokens[at : at + block_bytes]).digest()
+            found.append(state)
             at += block_bytes
-        return BlockStored(namespace, None if parent is None else _hash_of(parent), hashes, tokens)
+        return BlockStored(namespace, parent_hash, _hashes_of(found), tokens)
+
+    def _hash(self, block_id: int | None) -> int | None:
+        state = None if block_id is None else self._states[block_id]
+        return None if state is None else _hashes_of([state])[0]
 
     def _remove(self, block_ids: bytes, events: list[Event]) -> None:
         """Note as removed those of the blocks that are not; as part of the last event, if that removes too."""
         states = self._states
-        hashes: list[int] = []
+        found: list[bytes] = []
         for block_id in reversed(memoryview(block_ids).cast("i")):
             state = states[block_id]
             if state is not None:
                 states[block_id] = None
-                hashes.append(_hash_of(state))
+                found.append(state)
+        hashes = _hashes_of(found)
         if events and isinstance(last := events[-1], BlockRemoved):
-            events[-1] = BlockRemoved([*last.block_hashes, *hashes])
+            last.block_hashes.extend(hashes)
         elif hashes:
             events.append(BlockRemoved(hashes))
 
@@ -160,8 +167,12 @@ class BlockHashes:
 def namespace_state(namespace: Namespace) -> bytes:
     """Return what the chains of a namespace begin with: a hash of its parts, each with its length before it."""
     parts = [part.encode("utf-8", "surrogatepass") for part in namespace]
-    return sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()[:_STATE_BYTES]
+    return sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()
 
 
-def _hash_of(state: bytes) -> int:
-    return int.from_bytes(state[:_HASH_BYTES], "little")
+def _hashes_of(states: list[bytes]) -> list[int]:
+    """Return the first 8 bytes of each state as a number."""
+    words = array("Q", b"".join(states))
+    if sys.byteorder == "big":  # pragma: no cover - no such machine in our CI
+        words.byteswap()
+    return words[::_WORDS_IN_A_STATE].tolist()

@@ -55,12 +55,18 @@ class SharedPolicy(EvictionPolicy):
 
     def __init__(self, policy: EvictionPolicy, shares: Mapping[Namespace, Share]) -> None:
         self.name = policy.name
+        self._spec = policy.spec
         self.merges_touched = policy.merges_touched
         self._policy = policy
         self._orders: dict[Share | None, dict[str, Any]] = {
             share: policy.empty_order() for share in (None, *shares.values())
         }
         self._use(None)
+
+    @property
+    def spec(self) -> str:
+        """Return the policy's."""
+        return self._spec
 
     def _use(self, share: Share | None) -> EvictionPolicy:
         """Return the policy with that order in its hands."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radix_cache import NamespaceLimit, PrefixCache
 from radix_cache.errors import IntegrityError, InvalidArgument
 from radix_cache.node import Node
 from radix_cache.policies import LRU, EvictionPolicy, make_policy
@@ -224,3 +225,11 @@ def test_an_object_serves_one_tree() -> None:
     with pytest.raises(InvalidArgument, match="serves another tree already"):
         RadixTree(1, policy)
     RadixTree(1, copy.copy(policy))
+
+
+@pytest.mark.parametrize("spec", ["lru", "slru:protected_hits=3", "tlru:threshold=5,next_prompt_tokens=7", "lfu-da"])
+def test_its_parameters_are_part_of_its_name(spec: str) -> None:
+    """What a cache says of itself makes the same policy again; what has its default is left out."""
+    for limits in ({}, {("a",): NamespaceLimit(3)}):
+        assert PrefixCache(8, policy=spec, limits=limits).describe().policy == spec
+    assert make_policy("slru:protected_hits=2").spec == "slru"

@@ -12,6 +12,7 @@ Most policies are a formula: they subclass `radix_cache.policies.ScoredPolicy`, 
 
 from __future__ import annotations
 
+import inspect
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -47,8 +48,21 @@ class EvictionPolicy(ABC):
 
     _made_with: tuple[tuple[Any, ...], dict[str, Any]]
 
+    @property
+    def spec(self) -> str:
+        """Return name and parameters, as in ``"slru:protected_hits=3"``; what has its default is left out."""
+        arguments, options = self._made_with
+        signature = inspect.signature(type(self).__init__)
+        said = signature.bind(self, *arguments, **options).arguments
+        said.pop("self", None)
+        given = [f"{name}={value}" for name, value in said.items() if value != signature.parameters[name].default]
+        return ":".join([self.name, ",".join(given)] if given else [self.name])
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies have the same parameters and are empty: the order belongs to one tree, a copied tree fills its own."""
+        """Copies have the same parameters, and are empty: the order belongs to one tree, a copied tree fills its own.
+
+        A ``clock`` of one's own has to be given to the copy again.
+        """
         return _made_again, (type(self), *self._made_with)
 
     def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
