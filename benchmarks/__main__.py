@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.options import Options
 from benchmarks.report import Row, save, show
 
-NAMES = ("service", "match", "insert", "evict", "cycle", "lists", "memory", "nodes", "pauses", "plots")
-WITHOUT_PEERS = ("service",)
+NAMES = ("service", "match", "insert", "evict", "cycle", "lists", "memory", "nodes", "pauses", "plots", "torch_reuse")
+WITHOUT_PEERS = ("service", "torch_reuse")
 PEERS_PYTHON = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     arguments = _arguments()
     if arguments.what == "list":
         for name in NAMES:
-            print(f"{name:8} {importlib.import_module(f'benchmarks.{name}').TITLE}")
+            print(f"{name:11} {importlib.import_module(f'benchmarks.{name}').TITLE}")
         return
     names = arguments.only or list(NAMES)
     if not arguments.no_peers and PEERS_PYTHON.exists() and Path(sys.prefix) != PEERS_PYTHON.parent.parent:

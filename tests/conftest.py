@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest.register_assert_rewrite("helpers", "model", "routes", "scenarios", "machine")
+pytest.register_assert_rewrite("helpers", "model", "routes", "scenarios", "machine", "mirror")
 
 from helpers import Clock  # noqa: E402 - its asserts are rewritten only if it comes after the line above
 from routes import ROUTES, Caller, Route  # noqa: E402

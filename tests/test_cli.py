@@ -68,7 +68,8 @@ class TestGroup:
     def test_version_and_help(self) -> None:
         assert printed("--version") == f"radix-cache {library.__version__}\n"
         shown = printed("--help")
-        assert re.findall(r"^  (\w+)  ", shown, re.MULTILINE) == ["serve", "stats", "top", "tree", "leases", "replay"]
+        commands = "serve stats top tree leases replay sweep curve compare trace"
+        assert re.findall(r"^  (\w+)  ", shown, re.MULTILINE) == commands.split()
         assert "..." not in shown.partition("Commands:")[2], "a summary is cut off"
 
     def test_unknown_command_is_bad_usage(self) -> None:
@@ -197,11 +198,10 @@ class TestReplay:
         assert result.exit_code == 2
         assert "does not exist" in result.output
 
-    def test_wrong_block_size(self, trace: Path) -> None:
+    def test_a_hash_id_is_a_block_of_the_server_whatever_its_size(self, trace: Path) -> None:
         with running_server("--num-blocks", "100", "--block-size", "16") as address:
-            result = invoke("replay", trace, "--server", address)
-        assert result.exit_code == 1
-        assert "needs a cache with a block size of 1 (each id is a block), not 16" in result.output
+            result = json.loads(printed("replay", trace, "--server", address, "--json"))
+        assert result["whole"]["num_hit_tokens"] == 1024 + 1200
 
 
 class TestTree:

@@ -11,7 +11,7 @@ import pytest
 
 from radix_cache import PrefixCache
 from radix_cache.batch import Recorder
-from radix_cache.errors import InvalidArgument, PoolExhausted
+from radix_cache.errors import PoolExhausted
 from radix_cache.lab import Hits, Request, read_trace, replay
 from radix_cache.tokens import pack_tokens
 
@@ -107,11 +107,12 @@ def test_as_dict_is_ready_for_json() -> None:
     assert shown["requests_per_s"] > 0
 
 
-def test_blocks_must_mean_the_same() -> None:
-    cache = PrefixCache(4, block_size=16)
-    with pytest.raises(InvalidArgument, match=r"block size of 1 .*, not 16"):
-        replay(BY_HAND, cache)
-    assert cache.stats().counters["num_lookups"] == 0
+@pytest.mark.parametrize("block_size", [2, 16])
+def test_a_hash_id_is_a_block_of_any_size(block_size: int) -> None:
+    cache = PrefixCache(4, block_size)
+    expected = replay(BY_HAND, PrefixCache(4, block_size=1), clock=lambda: 0.0)
+    assert replay(BY_HAND, cache, clock=lambda: 0.0) == expected
+    cache.check_integrity()
 
 
 def test_no_room_at_all_still_counts_the_hits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import pickle
 from collections.abc import Callable
@@ -12,8 +13,17 @@ from typing import Any
 import pytest
 
 from radix_cache.errors import InvalidArgument
-from radix_cache.lab import Request, TraceError, count_requests, read_trace
-from radix_cache.tokens import unpack_tokens
+from radix_cache.hints import NO_HINTS, Hints
+from radix_cache.lab import (
+    Request,
+    TraceError,
+    count_requests,
+    group_ties,
+    in_time_order,
+    read_records,
+    read_trace,
+)
+from radix_cache.tokens import pack_tokens, unpack_tokens
 
 Write = Callable[..., Path]
 
@@ -193,3 +203,113 @@ def test_public_traces(traces: Path, name: str, num_requests: int, tokens_per_id
     assert len(requests) == count_requests(path) == num_requests
     assert {request.tokens_per_id for request in requests} == {tokens_per_id}
     assert len(set().union(*(unpack_tokens(request.prompt) for request in requests))) == num_blocks
+
+
+def test_bailian(write: Write) -> None:
+    """Seconds, 16 tokens in a block, and a conversation that is found through its parents."""
+    first = {"chat_id": 5, "parent_chat_id": -1, "timestamp": 61.5, "input_length": 40, "output_length": 7}
+    first |= {"type": "text", "turn": 1, "hash_ids": [1, 2, 3]}
+    second = {**first, "chat_id": 8, "parent_chat_id": 5, "timestamp": 70, "turn": 2}
+    third = {**first, "chat_id": 9, "parent_chat_id": 8, "turn": 3}
+    cut_off = {**first, "chat_id": 10, "parent_chat_id": 2}
+    requests = list(read_trace(write(first, second, third, cut_off)))
+    assert [(r.conversation, r.turn) for r in requests] == [("5", 1), ("5", 2), ("5", 3), ("2", 1)]
+    assert requests[0].timestamp_ms == 61_500
+    assert (requests[0].tokens_per_id, requests[0].request_type) == (16, "text")
+    assert requests[0].hints == Hints(conversation="5", request_type="text")
+
+
+def test_a_short_bailian_trace_has_16_tokens_in_a_block(write: Write) -> None:
+    (request,) = read_trace(write({"chat_id": 1, "parent_chat_id": -1, "input_length": 9, "hash_ids": [4]}))
+    assert request.tokens_per_id == 16
+
+
+def test_a_session_is_a_conversation(write: Write) -> None:
+    hashed, tokens, neither = read_trace(write({**HASHED, "session_id": 3}, {**TOKENS, "session_id": "a"}, TOKENS))
+    assert (hashed.conversation, tokens.conversation, neither.conversation) == ("3", "a", "")
+    assert neither.hints is NO_HINTS
+
+
+def code_points(text: str) -> list[int]:
+    return list(map(ord, text))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda messages, choices: {"messages": messages, "choices": choices},
+        lambda messages, choices: {"body": {"messages": messages}, "response": {"body": {"choices": choices}}},
+        lambda messages, choices: {"request": {"messages": messages}, "response": {"choices": choices}},
+    ],
+    ids=["flat", "batch", "pair"],
+)
+def test_chat_logs(write: Write, wrap: Callable[..., dict[str, Any]]) -> None:
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    path = write(wrap(messages, [{"message": {"role": "assistant", "content": "yo"}}]) | {"created": 7})
+    (request,) = read_trace(path, tokenize=code_points)
+    shown = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert "".join(map(chr, unpack_tokens(request.prompt))) == shown
+    assert "".join(map(chr, unpack_tokens(request.output))) == "yo"
+    assert (request.timestamp_ms, request.num_output_tokens, request.tokens_per_id) == (7000, 2, 1)
+
+
+def test_the_next_turn_of_a_chat_extends_the_one_before(write: Write) -> None:
+    said = [{"role": "user", "content": "hi"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "f"}}]}
+    path = write({"messages": said}, {"messages": [*said, call, {"role": "tool", "content": "42"}]})
+    first, second = read_trace(path, tokenize=code_points)
+    assert second.prompt.startswith(first.prompt)
+    assert '"name": "f"' in "".join(map(chr, unpack_tokens(second.prompt)))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ({"messages": "hi"}, "messages is a list, not str"),
+        ({"messages": [{"content": "hi"}]}, "each message has a role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "content is a list, not int"),
+        ({"messages": [], "choices": [{}]}, "each choice has a message"),
+        ({"messages": [], "choices": {}}, "choices is a list, not dict"),
+        ({**HASHED, "session_id": [1]}, "session_id is a string or an integer, not list"),
+        ({**HASHED, "session_id": "x" * 129}, "session_id has at most 128 characters, not 129"),
+        ({**HASHED, "turn": 0}, "turn is an integer of at least 1, not 0"),
+        ({**HASHED, "chat_id": 1}, "parent_chat_id is an integer of at least -1, not missing"),
+        ({"messages": [], "created": "now"}, "created is a number of seconds, not 'now'"),
+    ],
+)
+def test_bad_chats_are_named(write: Write, line: dict[str, Any], why: str) -> None:
+    with pytest.raises(TraceError, match=f"line 2: {why}"):
+        list(read_trace(write(HASHED, line), 512, tokenize=code_points))
+
+
+def test_a_chat_log_needs_a_tokenizer(write: Write) -> None:
+    with pytest.raises(TraceError, match="line 1: a chat log needs a tokenizer"):
+        list(read_trace(write({"messages": []})))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_stdin(write: Write, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]) -> None:
+    path = write(HASHED, TOKENS)
+    stdin = io.TextIOWrapper(io.BytesIO(pack(path.read_bytes())))
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert list(read_trace("-")) == list(read_trace(path))
+    assert not stdin.buffer.closed
+
+
+def test_a_reader_of_ones_own_names_its_bad_lines(write: Write) -> None:
+    def parse(fields: Any) -> Request:
+        if "ids" not in fields:
+            raise InvalidArgument("no ids")
+        return Request(0, len(fields["ids"]), 0, pack_tokens(fields["ids"]))
+
+    seen = []
+    with pytest.raises(TraceError, match="line 2: no ids"):
+        seen.extend(read_records(write({"ids": [1, 2]}, {"x": 1}), parse))
+    assert [request.num_ids for request in seen] == [2]
+
+
+def test_time_order_and_ties() -> None:
+    late, early, tied = (Request(at, 1, 0, pack_tokens([number])) for number, at in enumerate((5, 1, 5)))
+    assert in_time_order([late, early, tied]) == [early, late, tied]
+    assert list(group_ties([early, late, tied])) == [[early], [late, tied]]
+    assert list(group_ties([late, early, tied])) == [[late], [early], [tied]], "only neighbours are tied"

@@ -55,7 +55,7 @@ def test_parameters_are_given_on_the_command_line() -> None:
         publish(cache, 1, 2, 3, 4, 5)
         publish(cache, 6, 7)
         publish(cache, 8, hints=Hints(next_prompt_tokens=3))
-        assert cache.describe().policy == "tlru"
+        assert cache.describe().policy.startswith("tlru:")
         assert cache.evict(2) == 2
         assert cache.probe([1, 2, 3, 4, 5]) == 3
         assert order(cache, 6, 1, 8) == [6, 1, 8]

@@ -17,6 +17,8 @@ _EXTRAS = {
     "google": "service",
     "grpc_health": "service",
     "prometheus_client": "service",
+    "pyarrow": "parquet",
+    "ray": "ray",
 }
 
 

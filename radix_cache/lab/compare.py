@@ -1,0 +1,98 @@
+"""Policies beside each other: hit rates from the rows of a sweep, and how much of the possible gain each has.
+
+The gain that is possible over LRU is what lies between LRU and the offline optimum; a policy's share of it is 0 where
+it finds what LRU finds, 1 where it finds what the optimum does, and negative where LRU would have been better.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from radix_cache.errors import InvalidArgument
+from radix_cache.lab.playing import OPTIMAL
+from radix_cache.lab.tables import Row
+
+__all__ = ["METRICS", "Comparison", "Point", "compare"]
+
+METRICS = ("block", "token", "request")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One policy at one capacity. rate: the mean over seeds. num_seeds. gap_closed: its share of what lies between LRU
+    and the optimum; None where one of these is missing, or nothing lies between.
+    """
+
+    policy: str
+    num_blocks: int
+    rate: float
+    num_seeds: int
+    gap_closed: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The points of one trace, by capacity and in the order in which policies first appear.
+
+    trace: the name of its file, or the path where two have the same name. num_trace_blocks: different blocks of the
+    trace, of the first seed.
+    """
+
+    trace: str
+    num_trace_blocks: int
+    points: tuple[Point, ...]
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies, in their order."""
+        return list(dict.fromkeys(point.policy for point in self.points))
+
+    @property
+    def capacities(self) -> list[int]:
+        """The capacities, rising."""
+        return sorted({point.num_blocks for point in self.points})
+
+    def at(self, policy: str, num_blocks: int) -> Point | None:
+        """Return the point, or None."""
+        found = (p for p in self.points if (p.policy, p.num_blocks) == (policy, num_blocks))
+        return next(found, None)
+
+
+def compare(rows: Iterable[Row], metric: str = "block", *, last_half: bool = False) -> list[Comparison]:
+    """Return a comparison for each trace. metric: what is hit, of `METRICS`. last_half: count only when it is warm.
+
+    Rows with the same trace, policy and capacity are seeds. Raises `InvalidArgument` for rows that no sweep made.
+    """
+    if metric not in METRICS:
+        raise InvalidArgument(f"metric is one of {', '.join(METRICS)}, not {metric!r}")
+    column = f"{'last_half_' if last_half else ''}{metric}_hit_rate"
+    rates: dict[str, dict[tuple[str, int], list[float]]] = {}
+    sizes: dict[str, int] = {}
+    for row in rows:
+        try:
+            trace, rate = str(row["trace"]), row[column]
+            sizes.setdefault(trace, row["num_trace_blocks"])
+            rates.setdefault(trace, {}).setdefault((row["policy"], row["num_blocks"]), []).append(rate or 0.0)
+        except KeyError as error:
+            raise InvalidArgument(f"these are no results of a sweep: {error} is missing") from None
+    num_named = Counter(Path(trace).name for trace in rates)
+    names = {trace: Path(trace).name if num_named[Path(trace).name] == 1 else trace for trace in rates}
+    return [Comparison(names[trace], sizes[trace], _points(found)) for trace, found in rates.items()]
+
+
+def _points(rates: dict[tuple[str, int], list[float]]) -> tuple[Point, ...]:
+    means = {place: fmean(values) for place, values in rates.items()}
+    points = [
+        Point(policy, num_blocks, rate, len(rates[policy, num_blocks]), _share(rate, means, num_blocks))
+        for (policy, num_blocks), rate in means.items()
+    ]
+    return tuple(sorted(points, key=lambda point: point.num_blocks))
+
+
+def _share(rate: float, means: dict[tuple[str, int], float], num_blocks: int) -> float | None:
+    lru, best = means.get(("lru", num_blocks)), means.get((OPTIMAL, num_blocks))
+    return None if lru is None or best is None or best <= lru else (rate - lru) / (best - lru)

@@ -1,0 +1,97 @@
+"""Policies by name, on traces: those of the tree, the offline optimum, and a file of one's own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from zlib import crc32
+
+from radix_cache.cache import PrefixCache
+from radix_cache.errors import InvalidArgument
+from radix_cache.lab.hits import ReplayResult
+from radix_cache.lab.optimal import optimal
+from radix_cache.lab.replay import TraceClock, replay
+from radix_cache.lab.requests import Request
+from radix_cache.policies import EvictionPolicy, make_policy
+
+__all__ = ["OPTIMAL", "load", "load_policy", "replay_policy", "usual_block_size"]
+
+OPTIMAL = "optimal"
+
+
+def replay_policy(
+    requests: Iterable[Request], policy: str | EvictionPolicy, num_blocks: int, block_size: int | None = None
+) -> ReplayResult:
+    """Play ``requests`` to a new cache, in process, one after the other, and return what it found.
+
+    policy: a name that `radix_cache.policies.make_policy` knows, ``"optimal"``, ``"./mine.py:Mine"``, or an object.
+    block_size: of traces of token ids; None: 16. Policies that read a clock see the trace's.
+    Raises `InvalidArgument` for a policy that is not found, and for sizes below 1.
+    """
+    first, requests = peek(requests)
+    size = usual_block_size(first) if block_size is None else block_size
+    if policy == OPTIMAL:
+        return optimal(requests, num_blocks, size)
+    clock = TraceClock()
+    cache = PrefixCache(num_blocks, size, load_policy(policy), clock=clock)
+    return replay(requests, cache, trace_clock=clock)
+
+
+def usual_block_size(first: Request | None) -> int:
+    """Return the block size for a trace that begins so: 1 for hash ids, whose tokens need no copies, else 16."""
+    return 1 if first is not None and first.tokens_per_id > 1 else 16
+
+
+def peek(requests: Iterable[Request]) -> tuple[Request | None, Iterable[Request]]:
+    """Return the first request, or None, and all of them."""
+    rest = iter(requests)
+    first = next(rest, None)
+    return first, rest if first is None else chain((first,), rest)
+
+
+def load_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
+    """Return the policy; ``"./mine.py:Mine"`` is the class ``Mine`` of that file, made without arguments or with those
+    behind another colon: ``"./mine.py:Mine:alpha=2"``. The file is run once a process. Raises `InvalidArgument`.
+    """
+    if not isinstance(policy, str) or ".py:" not in policy:
+        return make_policy(policy)
+    path, _, rest = policy.partition(".py:")
+    return make_policy(f"{_module(f'{path}.py').__name__}:{rest}")
+
+
+def load(text: str) -> Callable[..., Any]:
+    """Return what ``"./file.py:name"`` or ``"module:name"`` names: a reader, a tokenizer. Raises `InvalidArgument`."""
+    place, _, name = text.rpartition(":")
+    try:
+        module = _module(place) if place.endswith(".py") else importlib.import_module(place)
+        found: Callable[..., Any] = getattr(module, name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidArgument(f"{text!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise InvalidArgument(f"{text!r} is a {type(found).__name__}, which cannot be called")
+    return found
+
+
+@lru_cache
+def _module(path: str) -> ModuleType:
+    """Return the module that the file at ``path`` makes; it can be imported by its name from then on."""
+    file = Path(path).resolve()
+    name = f"radix_cache_user_{crc32(str(file).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise InvalidArgument(f"{path} is no file of Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise InvalidArgument(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    return module
