@@ -13,7 +13,8 @@ _READY = "listening on "
 @contextmanager
 def running_server(*options: str) -> Iterator[str]:
     """Run ``python -m radix_cache_service`` on a free port of the loopback interface; yield its address."""
-    command = [sys.executable, "-m", "radix_cache_service", "--listen", "127.0.0.1:0", *options]
+    command = [sys.executable, "-m", "radix_cache_service", "--listen", "127.0.0.1:0", "--log-level", "warning"]
+    command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield _wait_until_ready(process)
