@@ -539,7 +539,10 @@ def _stats_of(root: Root) -> NamespaceStats:
         num_requests=root.num_requests,
         num_queried_tokens=root.num_queried_tokens,
         num_hit_tokens=root.num_hit_tokens,
+        num_near_miss_tokens=root.num_near_miss_tokens,
         num_evicted_blocks=root.num_evicted_blocks,
+        evicted_age=root.evicted_age,
+        evicted_idle=root.evicted_idle,
     )
 
 

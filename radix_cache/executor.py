@@ -92,7 +92,11 @@ class Executor:
         """Run one operation; return its value or raise its error. Raises `IntegrityError` if the sums are off after
         it.
         """
-        value = _VERBS[type(operation)](self, operation, engine_id)
+        try:
+            verb = _VERBS[type(operation)]
+        except KeyError:
+            raise InvalidArgument(f"an operation is needed, not {type(operation).__name__}") from None
+        value = verb(self, operation, engine_id)
         pool = self.pool
         num_leased = self.allocator.num_leased_blocks
         if pool.num_free_blocks + num_leased + self.index.num_cached_blocks != pool.num_usable_blocks:

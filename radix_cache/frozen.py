@@ -25,7 +25,15 @@ __all__ = ["ROOT_COUNTS", "Frozen", "FrozenLease", "FrozenNode", "freeze"]
 
 Seq: TypeAlias = "list[Any] | tuple[Any, ...]"
 
-ROOT_COUNTS = ("num_requests", "num_queried_tokens", "num_hit_tokens", "num_evicted_blocks")
+ROOT_COUNTS = (
+    "num_requests",
+    "num_queried_tokens",
+    "num_hit_tokens",
+    "num_near_miss_tokens",
+    "num_evicted_blocks",
+    "evicted_age",
+    "evicted_idle",
+)
 
 
 class FrozenNode(NamedTuple):

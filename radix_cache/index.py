@@ -459,10 +459,14 @@ class PrefixIndex:
         num_had = len(leaf.block_ids) // BLOCK_ID_BYTES
         num_evicted = min(num_had, num_blocks)
         now, root = self.now, leaf.root
+        assert root is not None
         self.num_evicted_blocks += num_evicted
-        self.evicted_age += (now - leaf.created) * num_evicted
-        self.evicted_idle += (now - leaf.last_access) * num_evicted
-        root.num_evicted_blocks += num_evicted  # type: ignore[union-attr]
+        age, idle = (now - leaf.created) * num_evicted, (now - leaf.last_access) * num_evicted
+        self.evicted_age += age
+        self.evicted_idle += idle
+        root.num_evicted_blocks += num_evicted
+        root.evicted_age += age
+        root.evicted_idle += idle
         if self._evicted is not None:
             self._evicted(leaf, num_evicted)
         if self.changes is not None:
@@ -481,7 +485,7 @@ class PrefixIndex:
             return self._drop(leaf)
         leaf.block_ids = leaf.block_ids[: num_left * BLOCK_ID_BYTES]
         leaf.tokens = leaf.tokens[: num_left * self.block_bytes]
-        self._cache(root, -num_evicted)  # type: ignore[arg-type]
+        self._cache(root, -num_evicted)
         return evicted
 
     def _unlink(self, leaf: Node) -> None:

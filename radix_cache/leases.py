@@ -48,6 +48,7 @@ class Lease:
         "_deadline",
         "_engine",
         "_hints",
+        "_is_scheduled",
         "_is_stale",
         "_node",
         "_num_queried_tokens",
@@ -100,6 +101,7 @@ class Lease:
         self._opened_at = 0.0
         self._engine: _Engine | None = None
         self._deadline = 0.0  # own promise; an engine's may be later
+        self._is_scheduled = False  # whether the heap of deadlines has it; once, and no later than its deadline
         self._is_stale = False
         self._num_queried_tokens: int | None = None  # to be counted at the first insert; None: counted, or not to be
 
@@ -239,7 +241,7 @@ class LeaseTable:
         if self.ttl_s is not None:
             if lease._engine is None:
                 lease._deadline = now + self.ttl_s
-                self._schedule(lease._deadline, lease)
+                self._schedule_lease(lease)
             else:
                 self._hear(lease._engine, now + self.ttl_s)
 
@@ -305,7 +307,7 @@ class LeaseTable:
         """Let this lease live until ``now + ttl_s``, whatever becomes of its engine."""
         if self.ttl_s is not None or lease.is_pin:
             lease._deadline = max(lease._deadline, now + ttl_s)  # what was promised is not taken back
-            self._schedule(lease._deadline, lease)
+            self._schedule_lease(lease)
 
     def expired(self, now: float) -> list[Lease]:
         """Remove and return the leases whose time is up; from here on their ids raise `LeaseExpired`."""
@@ -314,6 +316,7 @@ class LeaseTable:
         while deadlines and deadlines[0][0] <= now:
             holder = heapq.heappop(deadlines)[2]
             if isinstance(holder, Lease):
+                holder._is_scheduled = False
                 due = [holder] if self.by_id.get(holder.lease_id) is holder else []
             else:
                 holder.is_scheduled = False
@@ -327,7 +330,7 @@ class LeaseTable:
                     self.remove(lease)
                     self._remember(lease)
                 elif lease._deadline > now:  # else its engine lives, and has a deadline of its own in the heap
-                    self._schedule(lease._deadline, lease)
+                    self._schedule_lease(lease)
         return gone
 
     def _until(self, lease: Lease) -> float:
@@ -339,6 +342,11 @@ class LeaseTable:
         if not engine.is_scheduled:
             engine.is_scheduled = True
             self._schedule(deadline, engine)
+
+    def _schedule_lease(self, lease: Lease) -> None:
+        if not lease._is_scheduled:
+            lease._is_scheduled = True
+            self._schedule(lease._deadline, lease)
 
     def _schedule(self, deadline: float, holder: _Engine | Lease) -> None:
         self._num_scheduled += 1

@@ -142,6 +142,7 @@ def _hold_partial(cache: Executor, lease: Lease, near: Near, num_cut: int) -> No
     """Lock the partial block, without touching it, if there is one; its node has lost its first ``num_cut`` bytes."""
     node, start, num_tokens, num_missed = near
     cache.counters.num_near_miss_tokens += num_missed
+    lease._root.num_near_miss_tokens += num_missed
     if node is None:
         return
     lease._partial = node = cache.index.cut(node, start - num_cut + cache.index.block_bytes)

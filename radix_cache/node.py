@@ -173,17 +173,21 @@ class Root(Node):
     It lives as long as anything is cached below it, or any lease is open in it.
 
     num_cached_blocks, num_protected_blocks, num_leased_blocks, num_leases: now.
-    num_requests, num_queried_tokens, num_hit_tokens, num_evicted_blocks: since it began.
+    num_requests, num_queried_tokens, num_hit_tokens, num_near_miss_tokens, num_evicted_blocks, evicted_age,
+    evicted_idle: since it began, see `radix_cache.stats.Counters`.
     share: the limits that it is under, with others of its kind; None: none.
     """
 
     __slots__ = (
+        "evicted_age",
+        "evicted_idle",
         "namespace",
         "num_cached_blocks",
         "num_evicted_blocks",
         "num_hit_tokens",
         "num_leased_blocks",
         "num_leases",
+        "num_near_miss_tokens",
         "num_protected_blocks",
         "num_queried_tokens",
         "num_requests",
@@ -195,7 +199,8 @@ class Root(Node):
         self.namespace = namespace
         self.share = share
         self.num_cached_blocks = self.num_protected_blocks = self.num_leased_blocks = self.num_leases = 0
-        self.num_requests = self.num_queried_tokens = self.num_hit_tokens = self.num_evicted_blocks = 0
+        self.num_requests = self.num_queried_tokens = self.num_hit_tokens = self.num_near_miss_tokens = 0
+        self.num_evicted_blocks = self.evicted_age = self.evicted_idle = 0
 
 
 def common_prefix(span: bytes, data: bytes, start: int, limit: int, unit: int) -> int:

@@ -102,7 +102,10 @@ class NamespaceStats:
     num_requests: int
     num_queried_tokens: int
     num_hit_tokens: int
+    num_near_miss_tokens: int
     num_evicted_blocks: int
+    evicted_age: int
+    evicted_idle: int
 
     @property
     def hit_rate(self) -> float | None:

@@ -124,6 +124,9 @@ def _thaw_deadlines(leases: LeaseTable, frozen: Frozen) -> None:
         for time, number, is_engine, name in frozen.deadlines
     ]
     heapq.heapify(leases._deadlines)
+    for _, _, holder in leases._deadlines:
+        if isinstance(holder, Lease):
+            holder._is_scheduled = True
     leases._gone = OrderedDict((lease_id, _tupled(namespace)) for lease_id, namespace in frozen.gone)
 
 

@@ -262,6 +262,7 @@ class TestFigures:
         assert (first.num_leased_blocks, first.num_leases) == (2, 1)
         assert (first.num_requests, first.num_queried_tokens, first.num_hit_tokens) == (2, 10, 4)
         assert first.hit_rate == pytest.approx(0.4)
+        assert (first.num_near_miss_tokens, first.evicted_age, first.evicted_idle) == (0, 0, 0)
         assert (second.num_requests, second.hit_rate) == (1, 0.0)
         cache.release(lease)
         assert cache.evict(3) == 3

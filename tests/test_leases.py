@@ -6,6 +6,9 @@ import re
 
 import pytest
 
+from helpers import Clock
+
+from radix_cache import PrefixCache
 from radix_cache.errors import InvalidArgument, LeaseExpired, RadixCacheError, UnknownLease
 from radix_cache.leases import Lease, LeaseTable
 from radix_cache.operations import check_name, new_lease_id
@@ -208,3 +211,21 @@ def test_the_check_finds_broken_books(harm: str) -> None:
         case "empty engine":
             table.books._engines["E"].leases.clear()
     assert table.books.check()
+
+
+def test_a_promise_renewed_again_and_again_is_one_deadline() -> None:
+    """The heap has each lease once, however often it was renewed; else every renewal would make the next one dearer."""
+    clock = Clock()
+    cache = PrefixCache(8, lease_ttl_s=1.0, clock=clock)
+    cache.match_prefix([], lease_id="alone")
+    cache.match_prefix([], lease_id="of an engine", engine_id="E")
+    pin = cache.pin([], 1.0)
+    for _ in range(1000):
+        clock.advance(0.5)
+        for lease_id in ("alone", "of an engine", pin.lease_id):
+            cache.renew(lease_id, 1.0)
+    assert len(cache._executor.leases._deadlines) <= 4
+    clock.advance(0.9)
+    assert cache.stats().num_leases == 3
+    clock.advance(0.2)
+    assert cache.stats().num_leases == 0

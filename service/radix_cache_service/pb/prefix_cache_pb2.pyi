@@ -1172,6 +1172,9 @@ class NamespaceStats(_message.Message):
     NUM_QUERIED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_HIT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_NEAR_MISS_TOKENS_FIELD_NUMBER: _builtins.int
+    EVICTED_AGE_FIELD_NUMBER: _builtins.int
+    EVICTED_IDLE_FIELD_NUMBER: _builtins.int
     num_cached_blocks: _builtins.int
     num_evictable_blocks: _builtins.int
     num_protected_blocks: _builtins.int
@@ -1181,6 +1184,9 @@ class NamespaceStats(_message.Message):
     num_queried_tokens: _builtins.int
     num_hit_tokens: _builtins.int
     num_evicted_blocks: _builtins.int
+    num_near_miss_tokens: _builtins.int
+    evicted_age: _builtins.int
+    evicted_idle: _builtins.int
     @_builtins.property
     def namespace(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -1196,10 +1202,13 @@ class NamespaceStats(_message.Message):
         num_queried_tokens: _builtins.int = ...,
         num_hit_tokens: _builtins.int = ...,
         num_evicted_blocks: _builtins.int = ...,
+        num_near_miss_tokens: _builtins.int = ...,
+        evicted_age: _builtins.int = ...,
+        evicted_idle: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "num_cached_blocks", b"num_cached_blocks", "num_evictable_blocks", b"num_evictable_blocks", "num_evicted_blocks", b"num_evicted_blocks", "num_hit_tokens", b"num_hit_tokens", "num_leased_blocks", b"num_leased_blocks", "num_leases", b"num_leases", "num_protected_blocks", b"num_protected_blocks", "num_queried_tokens", b"num_queried_tokens", "num_requests", b"num_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_age", b"evicted_age", "evicted_idle", b"evicted_idle", "namespace", b"namespace", "num_cached_blocks", b"num_cached_blocks", "num_evictable_blocks", b"num_evictable_blocks", "num_evicted_blocks", b"num_evicted_blocks", "num_hit_tokens", b"num_hit_tokens", "num_leased_blocks", b"num_leased_blocks", "num_leases", b"num_leases", "num_near_miss_tokens", b"num_near_miss_tokens", "num_protected_blocks", b"num_protected_blocks", "num_queried_tokens", b"num_queried_tokens", "num_requests", b"num_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
