@@ -12,12 +12,12 @@ import logging
 import threading
 import time
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NoReturn, TypeVar, overload
 
 from radix_cache import operations
+from radix_cache.answers import Answers
 from radix_cache.batch import Batch
 from radix_cache.errors import InvalidArgument
 from radix_cache.events import Change
@@ -51,7 +51,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _NUM_STEP_BLOCKS = 8192  # evict and reset let others in after this many
-_NUM_ANSWERS = 4096  # engines whose last batch is remembered
 
 
 class PrefixCache:
@@ -106,7 +105,7 @@ class PrefixCache:
             int(pin_share * pool.num_usable_blocks),
         )
         self._lock = threading.Lock()
-        self._answers: OrderedDict[str, tuple[int, list[Any]]] = OrderedDict()
+        self._answers = Answers()
         self._listener: Callable[[list[Change]], object] | None = None
 
     # The verbs.
@@ -309,6 +308,7 @@ class PrefixCache:
         engine_id: str | None = None,
         seq: int | None = None,
         strict: bool = False,
+        without_blocks: bool = False,
     ) -> list[Outcome]: ...
     @overload
     def run(
@@ -318,6 +318,7 @@ class PrefixCache:
         engine_id: str | None = None,
         seq: int | None = None,
         strict: bool = False,
+        without_blocks: bool = False,
         encode: Callable[[Operation, Outcome], R],
     ) -> list[R]: ...
     def run(
@@ -327,12 +328,14 @@ class PrefixCache:
         engine_id: str | None = None,
         seq: int | None = None,
         strict: bool = False,
+        without_blocks: bool = False,
         encode: Callable[[Operation, Outcome], R] | None = None,
     ) -> list[Any]:
         """Run ``operations`` in order under one lock; return an `Outcome` for each, or what ``encode`` makes of it.
 
         ``encode`` is called right after its operation: a lease goes on changing, an answer must not. What it returned
-        is what the same ``seq`` gets again. Raises `InvalidArgument` for a ``seq`` that is older, or without an engine.
+        is what the same ``seq`` gets again. ``without_blocks``: an operation that needs any is refused. Raises
+        `InvalidArgument` for a ``seq`` that is older, or without an engine.
         """
         if engine_id is not None:
             check_name(engine_id, "engine_id")
@@ -340,11 +343,12 @@ class PrefixCache:
             self._executor.begin(engine_id)
             if seq is not None and (answers := self._answered(engine_id, seq, len(operations))) is not None:
                 return [_fresh(answer) for answer in answers]
+            self._executor.allocator.is_refusing = without_blocks
             results = self._executor.do_all(operations, engine_id, strict, encode or _as_it_is)
             if self._listener is not None:
                 self._tell()
             if seq is not None and engine_id is not None:
-                self._remember(engine_id, seq, [_fresh(result) for result in results])
+                self._answers.put(engine_id, seq, [_fresh(result) for result in results])
             return results
 
     def _answered(self, engine_id: str | None, seq: int, num_operations: int) -> list[Any] | None:
@@ -352,18 +356,12 @@ class PrefixCache:
         check_count(seq, "seq", 1, most=2**64 - 1)
         if engine_id is None:
             raise InvalidArgument(f"seq {seq} is of no use without an engine_id")
-        last, answers = self._answers.get(engine_id, (-1, []))
+        last, answers = self._answers.get(engine_id)
         if seq < last:
             raise InvalidArgument(f"seq {seq} is older than {last}, which engine {engine_id!r} has sent already")
         if seq == last and len(answers) != num_operations:
             raise InvalidArgument(f"seq {seq} was a batch of {len(answers)} operations, not of {num_operations}")
         return answers if seq == last else None
-
-    def _remember(self, engine_id: str, seq: int, answers: list[Any]) -> None:
-        self._answers[engine_id] = seq, answers
-        self._answers.move_to_end(engine_id)
-        if len(self._answers) > _NUM_ANSWERS:
-            self._answers.popitem(last=False)
 
     def _do(self, operation: Operation, engine_id: str | None) -> Any:
         if engine_id is not None:

@@ -114,7 +114,7 @@ def freeze(cache: PrefixCache) -> Frozen:
             engines=[(name, each.deadline, each.is_scheduled) for name, each in executor.leases._engines.items()],
             deadlines=list(_deadlines(executor.leases)),
             gone=list(executor.leases._gone.items()),
-            answers=[(engine_id, seq, list(answers)) for engine_id, (seq, answers) in cache._answers.items()],
+            answers=[(engine_id, seq, list(answers)) for engine_id, seq, answers in cache._answers.items()],
         )
 
 

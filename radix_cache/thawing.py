@@ -32,7 +32,8 @@ def thaw(cache: PrefixCache, frozen: Frozen) -> None:
     _rank(cache, frozen.nodes, nodes)
     _thaw_deadlines(executor.leases, frozen)
     _thaw_totals(cache, frozen)
-    cache._answers = OrderedDict((engine_id, (seq, list(answers))) for engine_id, seq, answers in frozen.answers)
+    for engine_id, seq, answers in frozen.answers:
+        cache._answers.put(engine_id, seq, list(answers))
 
 
 def _thaw_nodes(cache: PrefixCache, rows: list[FrozenNode]) -> list[Node]:

@@ -176,3 +176,42 @@ def test_no_more_wait_than_may() -> None:
         assert details == {"limit": "max_waiting_calls", "value": "2"}
         release(stub, "all")
         assert [call.result().lease_id for call in waiting] == ["0", "1"]
+
+
+def test_what_waiting_does_not_help_is_answered_on_arrival(full: Any) -> None:
+    """Behind somebody who waits: what needs no blocks, what can't ever be had, and what is wrong for another reason."""
+    first = matching(full, "first", 7)
+
+    def waits(request: Any) -> Any:
+        call = full.Allocate if isinstance(request, pb.AllocateRequest) else full.MatchPrefix
+        started = time.monotonic()
+        try:
+            return call(request, timeout=DEADLINE_S)
+        finally:
+            assert time.monotonic() - started < DEADLINE_S / 2
+
+    again = waits(pb.MatchPrefixRequest(lease_id="large", num_blocks=7, wait=True))
+    assert len(again.block_table) == 7 * 4
+    assert len(waits(pb.MatchPrefixRequest(lease_id="nothing", num_blocks=0, wait=True)).block_table) == 0
+    assert len(waits(pb.AllocateRequest(lease_id="large", num_tokens=2, wait=True)).added_blocks) == 0
+    for request, reason in (
+        (pb.MatchPrefixRequest(lease_id="huge", num_blocks=9, wait=True), "POOL_EXHAUSTED"),
+        (pb.MatchPrefixRequest(lease_id="large", num_blocks=6, wait=True), "INVALID_ARGUMENT"),
+        (pb.MatchPrefixRequest(lease_id="child", parent_lease_id="nobody", num_blocks=1, wait=True), "UNKNOWN_LEASE"),
+        (pb.AllocateRequest(lease_id="nobody", num_blocks=1, wait=True), "UNKNOWN_LEASE"),
+    ):
+        code, found, details = code_of(lambda request=request: waits(request))
+        assert found == reason, code
+        assert reason != "POOL_EXHAUSTED" or details == {"needed": "9", "available": "0"}
+    assert not first.done()
+    release(full, "large")
+    assert len(first.result().block_table) == 7 * 4
+
+
+def test_whoever_may_not_wait_gets_what_there_is() -> None:
+    """With no room in the line, a call that wishes to wait is one that does not."""
+    with ServerProcess(max_waiting_calls=0) as server, stub_to(server.address) as stub:
+        request = pb.MatchPrefixRequest(lease_id="all", num_blocks=8, wait=True)
+        assert len(stub.MatchPrefix(request, timeout=DEADLINE_S).block_table) == 8 * 4
+        request = pb.MatchPrefixRequest(lease_id="more", num_blocks=1, wait=True)
+        assert code_of(lambda: stub.MatchPrefix(request, timeout=DEADLINE_S))[1] == "LIMIT_EXCEEDED"

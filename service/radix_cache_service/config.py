@@ -279,8 +279,8 @@ class ServerConfig:
 
 
 def _read_limit(text: str) -> tuple[Namespace, NamespaceLimit]:
-    """Return one of ``namespace_limits``: ``namespace=`` for each part of the prefix, then limits, quoted like words of a
-    shell.
+    """Return one of ``namespace_limits``: ``namespace=`` for each part of the prefix, then the limits, with a shell's
+    quotes.
     """
     try:
         said = [word.partition("=")[::2] for word in shlex.split(text)]

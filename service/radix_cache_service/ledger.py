@@ -78,6 +78,28 @@ class Ledger:
                 return opened
         return self._run(operation, engine_id)
 
+    def without_blocks(self, operation: MatchPrefix | Allocate, engine_id: str) -> Any:
+        """Run an operation that may wait for blocks if it needs none; refuse it if it can't ever have what it asks for.
+
+        Raises `PoolExhausted` where it needs any, and has renewed the lease that it names.
+        """
+        named = operation.lease_id if isinstance(operation, Allocate) else operation.parent_id
+        if named is not None:
+            self._run(Allocate(named, num_blocks=0), engine_id)
+        else:
+            self.heard(engine_id)
+        if isinstance(operation, MatchPrefix):
+            opened = self.openings.find(operation, engine_id)
+            if opened is not None and self._is_live(opened, engine_id):
+                return opened
+
+        def record(said: object) -> tuple[int, bytes]:
+            if isinstance(said, PoolExhausted):  # refused for waiting's sake, and at the same reading: nothing happened
+                return Kind.HEARD, engine_id.encode()
+            return verb_record(operation, engine_id)
+
+        return self._noted(record, lambda: self._do(operation, engine_id, without_blocks=True), now=False)
+
     def _is_live(self, lease: Lease, engine_id: str) -> bool:
         """Tell whether the cache still has it; to allocate nothing renews it and changes nothing."""
         try:
@@ -98,8 +120,8 @@ class Ledger:
 
         return self._noted(record, lambda: self._do(operation, engine_id))
 
-    def _do(self, operation: Operation, engine_id: str) -> Any:
-        outcome = self.cache.run([operation], engine_id=engine_id or None)[0]
+    def _do(self, operation: Operation, engine_id: str, without_blocks: bool = False) -> Any:
+        outcome = self.cache.run([operation], engine_id=engine_id or None, without_blocks=without_blocks)[0]
         if outcome.error is not None:
             raise self._explained(outcome.error)
         if isinstance(operation, MatchPrefix):

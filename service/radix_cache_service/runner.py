@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from radix_cache import PrefixCache, settle_gc
-from radix_cache.errors import UnknownLease
+from radix_cache.errors import PoolExhausted, UnknownLease
 from radix_cache.operations import Allocate, Evict, Namespace, Operation, Outcome, Release, check_name
 from radix_cache.stats import LeaseInfo, TreeNode
 from radix_cache_service.config import ServerConfig
@@ -93,10 +93,25 @@ class Runner:
         operation = read_request(request, self._limits)
         timeout_s = None if remaining_s is None else remaining_s - min(_LAST_WORD_S, remaining_s / 10)
         goes_first = isinstance(operation, Allocate)
+        if len(self.line):
+            try:
+                return self._answered(request, self._arrive(operation, request.engine_id))
+            except PoolExhausted as error:
+                if error.needed > self.line.num_usable_blocks:
+                    return self._answered(request, self._run(operation, request.engine_id))
         value = await self.line.run(
             lambda: self._run(operation, request.engine_id), timeout_s, goes_first=goes_first, waited=waited
         )
         return self._answered(request, value)
+
+    def _arrive(self, operation: Any, engine_id: str) -> Any:
+        """Serve at once what needs no blocks, and refuse what waiting does not help; else raise `PoolExhausted`."""
+        if self.guard is None:
+            return self.ledger.without_blocks(operation, engine_id)
+        self.guard.check(operation)
+        value = self.ledger.without_blocks(operation, self.guard.engine(engine_id))
+        self.guard.done(operation, value)
+        return value
 
     def _answered(self, request: Any, value: Any) -> Any:
         response = answer(request, value)

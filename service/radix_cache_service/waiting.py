@@ -39,7 +39,7 @@ class WaitingLine:
     """
 
     def __init__(self, num_usable_blocks: int, max_calls: int) -> None:
-        self._num_usable_blocks = num_usable_blocks
+        self.num_usable_blocks = num_usable_blocks
         self._max_calls = max_calls
         self._first: dict[_Turn, None] = {}  # in order of arrival
         self._second: dict[_Turn, None] = {}
@@ -80,6 +80,12 @@ class WaitingLine:
         Raises what it raises; `PoolExhausted` only when the time is up, or when the whole pool would not do; and
         `LimitExceeded` where too many wait already.
         """
+        if not len(self):  # nobody is passed
+            try:
+                return attempt()
+            except PoolExhausted as error:
+                if error.needed > self.num_usable_blocks:
+                    raise
         if len(self) >= self._max_calls:
             raise LimitExceeded("max_waiting_calls", self._max_calls)
         line = self._first if goes_first else self._second
@@ -100,7 +106,7 @@ class WaitingLine:
                 try:
                     return attempt()
                 except PoolExhausted as error:
-                    if error.needed > self._num_usable_blocks:
+                    if error.needed > self.num_usable_blocks:
                         raise
                     self._note(turn, error.is_own_limit)
             began = time.perf_counter()
