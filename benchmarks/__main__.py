@@ -19,8 +19,21 @@ from typing import Any
 from benchmarks.options import Options
 from benchmarks.report import Row, save, show
 
-NAMES = ("service", "match", "insert", "evict", "cycle", "lists", "memory", "nodes", "pauses", "plots", "torch_reuse")
-WITHOUT_PEERS = ("service", "torch_reuse")
+NAMES = (
+    "service",
+    "match",
+    "insert",
+    "evict",
+    "cycle",
+    "lists",
+    "memory",
+    "nodes",
+    "pauses",
+    "plots",
+    "events",
+    "torch_reuse",
+)
+WITHOUT_PEERS = ("service", "events", "torch_reuse")
 PEERS_PYTHON = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
 
 

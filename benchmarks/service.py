@@ -66,6 +66,7 @@ def _server(*arguments: str) -> Iterator[Any]:
         finally:
             process.terminate()
             process.wait()
+            process.stdout.close()
 
 
 def _rounds(contestants: dict[str, Round], num_rounds: int, num_calls: int) -> dict[str, list[list[float]]]:

@@ -69,7 +69,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
     # Every unary call goes through here.
 
     async def _answer(self, method: str, context: ServicerContext[Any, Any], make: Callable[[], Awaitable[Any]]) -> Any:
-        """Return what ``make`` returns, or abort with the status of its error."""
+        """Return what ``make`` returns; or, with the status of its error set, None, which grpc does not send."""
         return await self._answer_call(self.metrics.call(method, context), context, make)
 
     async def _answer_call(
@@ -86,6 +86,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                 return await make()
             except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
                 status = to_status(error)
+                error.__traceback__ = None  # its frames hold it
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():  # by the caller; the context doesn't tell
@@ -94,7 +95,12 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                 status = Status(code=grpc.StatusCode.ABORTED.value[0], message="cancelled by the server: try again")
             code = _code(status)
             call.code = code.name
-            return await context.abort(code, status.message, (("grpc-status-details-bin", status.SerializeToString()),))
+            # Not `abort`: what that raises is kept by the call which its traceback keeps. Once `settle_gc` has looked
+            # away from such a circle, nobody frees it.
+            context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+            context.set_code(code)
+            context.set_details(status.message)
+            return None
 
     @contextmanager
     def _ended(self, call: Call) -> Iterator[None]:
@@ -246,7 +252,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                 min(request.max_span_tokens, _MAX_DUMPED_SPAN),
             )
 
-        rows = await self._answer("DumpTree", context, run)
+        rows = await self._answer("DumpTree", context, run) or ()
         for start in range(0, len(rows), _DUMPED_AT_ONCE):
             yield pb.DumpTreeResponse(nodes=map(node_of, rows[start : start + _DUMPED_AT_ONCE]))
 
@@ -256,7 +262,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         async def run() -> Any:
             return self.runner.leases(request.engine_id)
 
-        leases = await self._answer("ListLeases", context, run)
+        leases = await self._answer("ListLeases", context, run) or ()
         for start in range(0, len(leases), _LISTED_AT_ONCE):
             yield pb.ListLeasesResponse(leases=map(lease_info_of, leases[start : start + _LISTED_AT_ONCE]))
 
@@ -274,7 +280,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
             async with (
                 self.streams.opened(context),
                 aclosing(
-                    watch(stream, request, self._config.max_queued_events, partial(self.streams.wait, context))
+                    watch(stream, request, self._config.max_queued_events, partial(self.streams.next, context))
                 ) as told,
             ):
                 async for message in told:
@@ -286,7 +292,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
             code = _code(status).name
             await abort(context, status)
         finally:
-            self.metrics.record("WatchEvents", code, 0.0)
+            self.metrics.count("WatchEvents", code)
 
     async def expire(self, interval_s: float) -> None:
         """Let leases run out although no call comes, and see whether tokens were changed; never returns."""

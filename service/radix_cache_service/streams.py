@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -60,11 +60,15 @@ class OpenStreams:
             self._waiting.discard(task)
         return await self._abort(context)
 
-    async def read(self, context: Any) -> Any:
-        """Return the stream's next message, or ``grpc.aio.EOF``."""
+    async def next(self, context: Any, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``ask`` is answered with, unless the streams end first, or have."""
         if self._is_ending:
             await self._abort(context)
-        return await self.wait(context, context.read())
+        return await self.wait(context, ask())
+
+    async def read(self, context: Any) -> Any:
+        """Return the stream's next message, or ``grpc.aio.EOF``."""
+        return await self.next(context, context.read)
 
     async def _abort(self, context: Any) -> NoReturn:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")

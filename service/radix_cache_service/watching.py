@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from radix_cache.errors import LimitExceeded
@@ -22,11 +22,11 @@ _PIECE_BYTES = 1024 * 1024
 _MAX_QUEUED_BYTES = 256 * 1024 * 1024
 
 
-class Wait(Protocol):
-    """How to wait on the event loop, as `radix_cache_service.streams.OpenStreams.wait` does."""
+class Next(Protocol):
+    """How to wait on the event loop, as `radix_cache_service.streams.OpenStreams.next` does."""
 
-    async def __call__(self, awaited: Any) -> Any:
-        """Return what is awaited."""
+    async def __call__(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Return what ``ask`` is answered with."""
 
 
 class _Reader:
@@ -65,18 +65,18 @@ class _Reader:
 
 
 async def watch(
-    stream: EventStream, request: pb.WatchEventsRequest, max_queued: int, wait: Wait
+    stream: EventStream, request: pb.WatchEventsRequest, max_queued: int, next_of: Next
 ) -> AsyncGenerator[pb.WatchEventsResponse]:
     """Yield messages for ever. Raises `LimitExceeded` when the caller is too slow."""
     reader = _Reader(max_queued)
     start = -1 if request.snapshot else request.after_seq + 1 if request.after_seq else None
     joined = stream.join(reader.put, start, request.epoch)
     try:
-        for batch in await wait(asyncio.wrap_future(joined)):
+        for batch in await next_of(lambda: asyncio.wrap_future(joined)):
             for message in messages_of(batch, stream.epoch):
                 yield message
         while True:
-            for message in messages_of(await wait(reader.get()), stream.epoch):
+            for message in messages_of(await next_of(reader.get), stream.epoch):
                 yield message
     finally:
         stream.leave(reader.put)

@@ -1,0 +1,275 @@
+"""The events of a server, in one order and numbered, for whoever wants them: over ZeroMQ, over gRPC.
+
+A thread of its own does all that costs anything: it makes events of the cache's changes, numbers and encodes them, and
+keeps the latest. A call to the cache only leaves its changes in a queue, which never blocks it. The queue is bounded:
+when it is full, it is emptied, and what is published next is the whole tree. So nobody who reads on stays behind.
+
+What comes first after a start is the whole tree as well, and numbers start from the clock: whoever knew an earlier
+process of this server sees higher numbers, and what is there now.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from radix_cache import PrefixCache
+from radix_cache.events import AllBlocksCleared, BlockHashes, BlockRemoved, BlockStored, Change, Event
+
+__all__ = ["EventBatch", "EventFigures", "EventStream"]
+
+T = TypeVar("T")
+
+HEARTBEAT_S = 1.0
+_PAUSE_S = 0.005  # calls of this time are looked at together
+_MAX_KEPT_BYTES = 64 * 1024 * 1024
+_BYTES_OF_A_HASH = 40  # about what Python needs for one in a list
+_BYTES_OF_A_BATCH = 200
+
+_log = logging.getLogger(__name__)
+
+
+class EventBatch(NamedTuple):
+    """What one call changed; nothing, in a heartbeat.
+
+    is_reset: it begins from nothing, with all that is cached now. payload: as ZeroMQ has it, where that is served.
+    num_bytes: about how much memory it takes.
+    """
+
+    seq: int
+    events: list[Event]
+    is_reset: bool
+    payload: bytes
+    num_bytes: int
+
+
+Sink: TypeAlias = Callable[[EventBatch], object]
+
+
+@dataclass(frozen=True, slots=True)
+class EventFigures:
+    """Batches published and queued, calls whose changes were dropped, and what was sent again."""
+
+    num_batches: int = 0
+    num_queued: int = 0
+    num_dropped: int = 0
+    num_replays: int = 0
+    num_snapshots: int = 0
+    num_watchers: int = 0
+
+
+class EventStream:
+    """The events of ``cache``, which nobody else may listen to. epoch: of this stream, random.
+
+    max_queued: calls whose changes may wait. num_kept: batches that can be asked for again. encode: makes a payload of
+    a batch's events, once.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        max_queued: int = 8192,
+        num_kept: int = 8192,
+        encode: Callable[[list[Event]], bytes] | None = None,
+    ) -> None:
+        self.epoch = os.urandom(8).hex()
+        self.last_seq = time.time_ns() // 1000
+        self._cache = cache
+        said = cache.describe()
+        self._hashes = BlockHashes(said.num_blocks, said.block_size)
+        self._encode = encode
+        self._queue: deque[list[Change]] = deque()
+        self._max_queued = max_queued
+        self._is_lost = True  # nothing is known of the cache yet
+        self._requests: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._kept: deque[EventBatch] = deque()
+        self._num_kept = num_kept
+        self._num_kept_bytes = 0
+        self._sinks: list[Sink] = []
+        self._woken = threading.Event()
+        self._is_closed = False
+        self._num_batches = self._num_dropped = self._num_replays = self._num_snapshots = 0
+        self._thread = threading.Thread(target=self._run, name="radix-cache events", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen and to publish."""
+        self._cache.subscribe(self._listen)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Publish what is queued, and end."""
+        self._is_closed = True
+        self._woken.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._cache.unsubscribe()
+
+    def figures(self) -> EventFigures:
+        """Return the counters of now. O(1)."""
+        return EventFigures(
+            num_batches=self._num_batches,
+            num_queued=len(self._queue),
+            num_dropped=self._num_dropped,
+            num_replays=self._num_replays,
+            num_snapshots=self._num_snapshots,
+            num_watchers=len(self._sinks),
+        )
+
+    def replay(self, start_seq: int) -> Future[list[EventBatch]]:
+        """Ask for what was published from ``start_seq`` on: as it was, or one batch that begins from nothing.
+
+        The latter has the number of the newest batch: what is published next goes on from there.
+        """
+        return self._ask(lambda: self._again(start_seq))
+
+    def join(self, sink: Sink, start_seq: int | None = None, epoch: str = "") -> Future[list[EventBatch]]:
+        """Let ``sink`` have, in the stream's thread, all that is published from now on.
+
+        With ``start_seq``, the answer is what came from there on until now, as `replay` has it; of another epoch than
+        this stream's, it begins from nothing.
+        """
+
+        def join() -> list[EventBatch]:
+            missed = [] if start_seq is None else self._again(start_seq if epoch in {"", self.epoch} else -1)
+            self._sinks.append(sink)
+            return missed
+
+        return self._ask(join)
+
+    def leave(self, sink: Sink) -> None:
+        """Let a sink have no more."""
+        self._ask(lambda: self._sinks.remove(sink))
+
+    def _ask(self, request: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._requests.append((request, future))
+        self._woken.set()
+        return future
+
+    # In the calls' threads, under the lock of the cache.
+
+    def _listen(self, changes: list[Change]) -> None:
+        if len(self._queue) >= self._max_queued:
+            self._is_lost = True  # before the queue is emptied: what comes after is looked at with this known
+            self._num_dropped += len(self._queue)
+            self._queue.clear()
+        self._queue.append(changes)
+        if not self._woken.is_set():
+            self._woken.set()
+
+    # In the stream's thread.
+
+    def _run(self) -> None:
+        self._answer_all()  # who asked before the start misses nothing
+        due = time.monotonic()
+        while not self._is_closed:
+            self._woken.wait(max(due - time.monotonic(), 0))
+            time.sleep(_PAUSE_S)
+            self._woken.clear()
+            is_due = time.monotonic() >= due
+            if is_due:
+                due = time.monotonic() + HEARTBEAT_S
+            self._turn(is_due=is_due)
+        self._turn(is_due=False)
+
+    def _turn(self, *, is_due: bool) -> None:
+        try:
+            self._catch_up()
+            self._answer_all()
+            if is_due:
+                self._publish([])
+        except Exception as error:  # noqa: BLE001 - the next turn begins anew
+            _log.error("events could not be published: %s", type(error).__name__)
+            self._is_lost = True
+
+    def _catch_up(self) -> None:
+        """Publish what is queued by now."""
+        for _ in range(len(self._queue)):
+            changes = self._next()
+            if changes is None:
+                break
+            if not self._is_lost:  # else they are part of what is published anew
+                self._publish(self._hashes.events(changes))
+        if self._is_lost:
+            self._begin_anew()
+
+    def _next(self) -> list[Change] | None:
+        try:
+            return self._queue.popleft()
+        except IndexError:  # it was emptied meanwhile
+            return None
+
+    def _begin_anew(self) -> EventBatch:
+        """Publish the whole tree."""
+        said = self._cache.describe()
+        self._hashes = BlockHashes(said.num_blocks, said.block_size)
+        grafts = self._cache.snapshot(self._forget_queue)
+        return self._publish([AllBlocksCleared(), *self._hashes.events(grafts)], is_reset=True)
+
+    def _forget_queue(self) -> None:
+        self._queue.clear()
+        self._is_lost = False
+
+    def _publish(self, events: list[Event], *, is_reset: bool = False) -> EventBatch:
+        batch = self._batch(self.last_seq + 1, events, is_reset)
+        self.last_seq = batch.seq  # of those that are kept none is missing
+        self._num_batches += 1
+        self._kept.append(batch)
+        self._num_kept_bytes += batch.num_bytes
+        while len(self._kept) > self._num_kept or self._num_kept_bytes > _MAX_KEPT_BYTES:
+            self._num_kept_bytes -= self._kept.popleft().num_bytes
+        for sink in self._sinks[:]:
+            sink(batch)
+        return batch
+
+    def _answer_all(self) -> None:
+        while self._requests:
+            request, future = self._requests.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(request())
+                except Exception as error:  # noqa: BLE001 - whoever asked is told
+                    future.set_exception(error)
+
+    def _again(self, start_seq: int) -> list[EventBatch]:
+        self._num_replays += 1
+        oldest = self._kept[0].seq if self._kept else self.last_seq + 1
+        if oldest <= start_seq <= self.last_seq + 1:
+            return list(islice(self._kept, start_seq - oldest, None))
+        return [self._snapshot()]
+
+    def _snapshot(self) -> EventBatch:
+        """Return all that is cached, under the number of the newest batch."""
+        self._num_snapshots += 1
+        queued: list[list[Change]] = []
+
+        def take() -> None:
+            queued.extend(self._queue)
+            self._queue.clear()
+
+        grafts = self._cache.snapshot(take)
+        if self._is_lost:
+            return self._begin_anew()
+        for changes in queued:
+            self._publish(self._hashes.events(changes))
+        events = [AllBlocksCleared(), *self._hashes.known(grafts)]
+        return self._batch(self.last_seq, events, is_reset=True)
+
+    def _batch(self, seq: int, events: list[Event], is_reset: bool) -> EventBatch:
+        payload = b"" if self._encode is None else self._encode(events)
+        num_bytes = _BYTES_OF_A_BATCH + len(payload) + sum(map(_num_bytes, events))
+        return EventBatch(seq, events, is_reset, payload, num_bytes)
+
+
+def _num_bytes(event: Event) -> int:
+    if isinstance(event, BlockStored):
+        return len(event.tokens) + _BYTES_OF_A_HASH * len(event.block_hashes)
+    return _BYTES_OF_A_HASH * len(event.block_hashes) if isinstance(event, BlockRemoved) else 0

@@ -1,0 +1,262 @@
+"""The stream of a server's events: numbered, kept for a while, never behind without saying so."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+from helpers import cached
+from mirror import Mirror, walked
+
+from radix_cache import PrefixCache
+from radix_cache.events import AllBlocksCleared, BlockRemoved, BlockStored
+from radix_cache_service import event_stream
+from radix_cache_service.event_stream import EventBatch, EventStream
+from radix_cache_service.watches import Assembly
+from radix_cache_service.watching import messages_of
+
+
+class Stepped:
+    """A stream whose thread is the test's: it goes on only in `turn`."""
+
+    def __init__(self, num_blocks: int = 16, **options: Any) -> None:
+        self.cache = PrefixCache(num_blocks, 1)
+        self.stream = EventStream(self.cache, encode=lambda events: repr(events).encode(), **options)
+        self.seen: list[EventBatch] = []
+        self.cache.subscribe(self.stream._listen)
+        self.stream.join(self.seen.append)
+        self.turn()
+
+    def turn(self, is_due: bool = False) -> list[EventBatch]:
+        """Go on; return what was published."""
+        before = len(self.seen)
+        self.stream._turn(is_due=is_due)
+        return self.seen[before:]
+
+    def store(self, *tokens: int) -> EventBatch:
+        """Cache tokens; return what was published."""
+        cached(self.cache, tokens)
+        (batch,) = self.turn()
+        return batch
+
+    def replay(self, start_seq: int) -> list[EventBatch]:
+        """Ask for what was from there on."""
+        future = self.stream.replay(start_seq)
+        self.turn()
+        return future.result(0)
+
+
+def test_a_call_is_a_batch_and_numbers_go_on_from_the_clock() -> None:
+    before = time.time_ns() // 1000
+    stepped = Stepped()
+    start = stepped.stream.last_seq
+    assert before < start <= time.time_ns() // 1000 + 1
+    for number in (1, 2, 3):
+        batch = stepped.store(number)
+        assert batch.seq == start + number
+        assert not batch.is_reset
+        assert [type(event) for event in batch.events] == [BlockStored]
+    (beat,) = stepped.turn(is_due=True)
+    assert (beat.seq, beat.events) == (start + 4, [])
+
+
+def test_what_is_there_at_the_start_is_published_first() -> None:
+    cache = PrefixCache(16, 1)
+    cached(cache, [1, 2])
+    stream = EventStream(cache)
+    stream.start()
+    stream.close()
+    mirror = Mirror()
+    assert stream._kept[0].is_reset
+    mirror.read(stream._kept[0].events)
+    assert mirror.parents == walked(cache) != {}
+
+
+def test_what_was_lost_is_sent_again_as_it_was() -> None:
+    stepped = Stepped()
+    live = [stepped.store(number) for number in range(7)]
+    again = stepped.replay(live[4].seq)
+    assert again == live[4:]
+    assert [batch.payload for batch in again] == [batch.payload for batch in live[4:]]
+    assert stepped.replay(live[6].seq + 1) == []
+
+
+@pytest.mark.parametrize("start", ["before what is kept", "nothing", "the future"])
+def test_what_is_no_longer_kept_is_one_batch_under_the_newest_number(start: str) -> None:
+    stepped = Stepped(num_kept=3)
+    live = [stepped.store(number) for number in range(7)]
+    asked = {"before what is kept": live[3].seq, "nothing": 0, "the future": live[6].seq + 2}[start]
+    (batch,) = stepped.replay(asked)
+    assert batch.is_reset
+    assert batch.seq == live[6].seq
+    assert batch.events[0] == AllBlocksCleared()
+    mirror = Mirror()
+    mirror.read(batch.events)
+    assert mirror.parents == walked(stepped.cache)
+    assert stepped.store(99).seq == live[6].seq + 1
+    assert stepped.stream.figures().num_snapshots == 1
+
+
+def test_of_another_stream_nothing_is_taken_for_known() -> None:
+    stepped = Stepped()
+    live = [stepped.store(number) for number in range(3)]
+    for epoch, resets in ((stepped.stream.epoch, []), ("another", [True])):
+        joined = stepped.stream.join(lambda batch: None, live[2].seq + 1, epoch)
+        stepped.turn()
+        assert [batch.is_reset for batch in joined.result(0)] == resets
+
+
+def test_what_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "_MAX_KEPT_BYTES", 3000)
+    stepped = Stepped(num_blocks=64)
+    for number in range(50):
+        stepped.store(number)
+    assert 0 < sum(batch.num_bytes for batch in stepped.stream._kept) <= 3000
+    assert stepped.stream._num_kept_bytes == sum(batch.num_bytes for batch in stepped.stream._kept)
+    monkeypatch.setattr(event_stream, "_MAX_KEPT_BYTES", 10)
+    batch = stepped.store(100)
+    assert not stepped.stream._kept
+    assert [again.is_reset for again in stepped.replay(batch.seq)] == [True]
+
+
+def test_a_full_queue_is_dropped_and_the_whole_tree_published() -> None:
+    stepped = Stepped(max_queued=3)
+    mirror = Mirror()
+    before = stepped.stream.last_seq
+    for number in range(6):
+        cached(stepped.cache, [number])
+    stepped.cache.evict(1)
+    (batch,) = stepped.turn()
+    assert (batch.seq, batch.is_reset) == (before + 1, True)
+    mirror.read(batch.events)
+    assert mirror.parents == walked(stepped.cache)
+    assert stepped.stream.figures().num_dropped == 6
+    mirror.read(stepped.store(7, 8).events)
+    assert mirror.parents == walked(stepped.cache)
+
+
+def test_a_snapshot_is_of_what_was_published_by_then() -> None:
+    stepped = Stepped()
+    stepped.store(1)
+    cached(stepped.cache, [1, 2])
+    future = stepped.stream.replay(0)
+    cached(stepped.cache, [1, 3])
+    published = stepped.turn()
+    (snapshot,) = future.result(0)
+    assert snapshot.seq == published[-1].seq
+    cached(stepped.cache, [1, 4])
+    mirror = Mirror()
+    mirror.read([*snapshot.events, *stepped.turn()[0].events])
+    assert mirror.parents == walked(stepped.cache)
+
+
+def test_a_snapshot_of_a_lost_queue_is_the_tree_too() -> None:
+    stepped = Stepped(max_queued=2)
+    stepped.store(1)
+    original = stepped.cache.snapshot
+
+    def late(stamp: Any) -> Any:
+        stepped.cache.snapshot = original  # type: ignore[method-assign]
+        for number in range(4):
+            cached(stepped.cache, [1, number])
+        return original(stamp)
+
+    future = stepped.stream.replay(0)
+    stepped.cache.snapshot = late  # type: ignore[method-assign]
+    stepped.turn()
+    (snapshot,) = future.result(0)
+    mirror = Mirror()
+    mirror.read(snapshot.events)
+    assert mirror.parents == walked(stepped.cache)
+    assert snapshot.seq == stepped.stream.last_seq
+
+
+def test_many_threads_and_late_readers_see_one_tree() -> None:
+    cache = PrefixCache(64, 1)
+    stream = EventStream(cache, max_queued=16, num_kept=8)
+    stream.start()
+
+    def work(seed: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(300):
+            cached(cache, [dice.randrange(3) for _ in range(dice.randrange(1, 8))], (str(dice.randrange(2)),))
+            if dice.random() < 0.1:
+                cache.evict(dice.randrange(20))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    readers: list[tuple[list[EventBatch], list[EventBatch]]] = []
+    for start in (0, 0, 0):
+        live: list[EventBatch] = []
+        readers.append((stream.join(live.append, start).result(10), live))
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    stream.close()
+    for missed, live in readers:
+        batches = [*missed, *live]
+        mirror = Mirror()
+        assert [batch.seq for batch in batches] == list(range(batches[0].seq, batches[0].seq + len(batches)))
+        for batch in batches:
+            mirror.read(batch.events)
+        assert mirror.parents == walked(cache)
+
+
+def test_a_failure_is_followed_by_the_whole_tree(caplog: pytest.LogCaptureFixture) -> None:
+    cache = PrefixCache(16, 1)
+    broken = [True]
+
+    def encode(events: Any) -> bytes:
+        if events and not isinstance(events[0], AllBlocksCleared) and broken.pop():
+            raise ValueError("a secret")
+        return b""
+
+    stream = EventStream(cache, encode=encode)
+    seen: list[EventBatch] = []
+    stream.start()
+    stream.join(seen.append).result(5)
+    cached(cache, [1, 2])
+    deadline = time.monotonic() + 5
+    while not any(batch.is_reset for batch in seen) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    mirror = Mirror()
+    mirror.read(next(batch.events for batch in seen if batch.is_reset))
+    assert mirror.parents == walked(cache) != {}
+    stream.close()
+    assert [record.message for record in caplog.records] == ["events could not be published: ValueError"]
+
+
+def test_a_heartbeat_comes_each_second() -> None:
+    stream = EventStream(PrefixCache(16, 1))
+    seen: list[float] = []
+    stream.start()
+    stream.join(lambda batch: seen.append(time.monotonic())).result(5)
+    time.sleep(2.3)
+    stream.close()
+    assert len(seen) in {2, 3}
+
+
+def test_large_batches_travel_in_pieces() -> None:
+    cache = PrefixCache(2000, 1024)
+    for number in range(400):
+        cached(cache, [number] * 1024 * 3)
+    stepped = EventStream(cache)
+    stepped.join(lambda batch: None)
+    stepped._turn(is_due=False)
+    batch = stepped._kept[0]
+    pieces = list(messages_of(batch, "E"))
+    assert len(pieces) > 3
+    assert max(piece.ByteSize() for piece in pieces) < 1.1 * 2**20
+    assert [piece.is_partial for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+    assert [piece.is_reset for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    assembly = Assembly()
+    *nothing, seen = map(assembly.read, pieces)
+    assert set(nothing) == {None}
+    assert (seen.seq, seen.epoch, seen.is_reset, seen.events) == (batch.seq, "E", True, batch.events)
+    removed = EventBatch(7, [BlockRemoved([2**64 - 1, 0])], False, b"", 0)
+    (message,) = messages_of(removed, "E")
+    assert assembly.read(message) == (7, "E", False, removed.events)
