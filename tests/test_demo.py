@@ -1,4 +1,4 @@
-"""The demo as a process, in a short setting: it ends well, says what it did, and notices what is wrong."""
+"""The demos as processes, in a short setting: they end well, say what they did, and notice what is wrong."""
 
 from __future__ import annotations
 
@@ -23,6 +23,37 @@ def demo(*arguments: str, trace: str = "") -> subprocess.CompletedProcess[str]:
 def figures(output: str, name: str) -> list[int]:
     (line,) = (line for line in output.splitlines() if line.strip().startswith(name + "  "))
     return [int(number.replace(",", "")) for number in re.findall(r"[\d,]+", line.strip().removeprefix(name))]
+
+
+@pytest.mark.parametrize(
+    ("options", "script"), [([], "chat.py"), (["DEMO=light"], "demo.py"), (["TRACE=x.jsonl"], "demo.py")]
+)
+def test_what_make_runs(options: list[str], script: str) -> None:
+    command = ["make", "--dry-run", "demo", *options]
+    planned = subprocess.run(command, check=True, capture_output=True, text=True, cwd=EXAMPLES.parent).stdout
+    (first, *_) = re.findall(r"python examples/(\w+\.py)", planned)
+    assert first == script
+
+
+def test_a_real_model_that_is_not_there_is_said_so() -> None:
+    """Status 3, on which make runs the light demo."""
+    code = "import sys; sys.modules['transformers'] = sys.modules['torch'] = None; import chat; sys.exit(chat.main())"
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, env=environment)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert ended.stderr == "no real model here: torch is not installed: pip install 'radix-cache[demo]'\n"
+
+
+@pytest.mark.slow
+def test_a_real_model_says_the_same_with_the_cache() -> None:
+    command = [sys.executable, str(EXAMPLES / "chat.py"), "--new-tokens", "6"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    if ended.returncode == 3:
+        pytest.skip(ended.stderr)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("the same ") == 4
+    assert "BROKEN" not in ended.stdout
 
 
 def test_engines_share_a_pool_that_is_too_small() -> None:
