@@ -14,6 +14,7 @@
     ├── PermissionDenied (PermissionError)     the token may not do this, or not there
     ├── LimitExceeded (RuntimeError)      as much is open as the server allows
     └── ServiceUnavailable (ConnectionError)   no answer from the server
+        ├── NotConnected                       ... because it was never asked
         └── DeadlineExceeded (TimeoutError)    ... in time
 
 An error changes nothing: the call that raised it did none of its work. Messages name the value and the limit; token ids
@@ -31,6 +32,7 @@ __all__ = [
     "InvalidTokens",
     "LeaseExpired",
     "LimitExceeded",
+    "NotConnected",
     "PermissionDenied",
     "PoolExhausted",
     "RadixCacheError",
@@ -153,6 +155,10 @@ class IntegrityError(RadixCacheError, AssertionError):
 
 class ServiceUnavailable(RadixCacheError, ConnectionError):
     """The server could not be reached or did not answer: whether the call took effect is unknown."""
+
+
+class NotConnected(ServiceUnavailable):
+    """No connection to the server could be made: the call took no effect, and can be made again."""
 
 
 class DeadlineExceeded(ServiceUnavailable, TimeoutError):

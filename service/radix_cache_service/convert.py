@@ -48,6 +48,7 @@ class Limits(NamedTuple):
     max_message_bytes: int
     block_size: int
     num_blocks: int
+    max_renew_s: float = operations.MAX_SECONDS
 
     def check_tokens(self, num_tokens: int, what: str) -> None:
         """Raise `InvalidArgument` where a request goes beyond the longest prompt."""
@@ -128,7 +129,10 @@ def _release(request: pb.ReleaseRequest, limits: Limits) -> Operation:
 
 
 def _renew(request: pb.RenewRequest, limits: Limits) -> Operation:
-    return operations.renew(request.lease_id, _optional(request, "ttl_s"))
+    operation = operations.renew(request.lease_id, _optional(request, "ttl_s"))
+    if operation.ttl_s is not None and operation.ttl_s > limits.max_renew_s:
+        raise InvalidArgument(f"ttl_s is at most {limits.max_renew_s:g} here, not {operation.ttl_s:g}")
+    return operation
 
 
 def _probe(request: pb.ProbeRequest, limits: Limits) -> Operation:

@@ -26,6 +26,7 @@ from radix_cache.errors import (
     InvalidTokens,
     LeaseExpired,
     LimitExceeded,
+    NotConnected,
     PermissionDenied,
     PoolExhausted,
     RadixCacheError,
@@ -225,8 +226,13 @@ def from_call_error(error: grpc.RpcError) -> RadixCacheError:
     return _plain(call.code(), call.details() or "")
 
 
+_NEVER_SENT = "failed to connect to all addresses"  # how gRPC says that a call has not left this process
+
+
 def _plain(code: grpc.StatusCode, text: str) -> RadixCacheError:
     """A status without our details: the transport's own, or a foreign server's."""
+    if code is grpc.StatusCode.UNAVAILABLE and text.startswith(_NEVER_SENT):
+        return NotConnected(text)
     if code in _PLAIN:
         return _PLAIN[code](text or code.name)
     return RadixCacheError(f"{code.name}: {text}")

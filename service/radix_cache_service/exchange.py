@@ -10,6 +10,7 @@ from radix_cache.errors import (
     DeadlineExceeded,
     InvalidArgument,
     InvalidBlocks,
+    NotConnected,
     PoolExhausted,
     RadixCacheError,
     ServiceUnavailable,
@@ -42,12 +43,15 @@ class Call:
         self.sent_at = books.clock()
         self._books = books
         self._is_second = False
+        self._is_doubtful = False  # a try may have been served although no answer came
 
     def repeat_after(self, error: ServiceUnavailable) -> None:
         """Get ready for a second try, or raise ``error`` where there must not be one."""
-        if self._is_second or not self.is_repeatable or isinstance(error, DeadlineExceeded):
+        is_lost = not isinstance(error, NotConnected)
+        if self._is_second or (is_lost and not self.is_repeatable) or isinstance(error, DeadlineExceeded):
             raise error
         self._is_second = True
+        self._is_doubtful = is_lost
         self.sent_at = self._books.clock()
 
 
@@ -158,16 +162,17 @@ class Exchange(Call):
         if self._is_settled:
             return
         self._is_settled = True
-        if not isinstance(error, _CERTAIN) or isinstance(error, LayoutMismatch):
+        was_never_sent = isinstance(error, NotConnected) and not self._is_doubtful
+        if isinstance(error, LayoutMismatch) or not (was_never_sent or isinstance(error, _CERTAIN)):
             self._books.lose(self)
             return
-        self._books.refuse(self, error)
+        self._books.refuse(self, error)  # type: ignore[arg-type]
         if isinstance(error, _HEARD):
             self._books.heard(self.sent_at)
 
     def is_success(self, error: RadixCacheError) -> bool:
         """Tell whether the error of a second try says that the first one had done it."""
-        return self._is_second and isinstance(error, UnknownLease) and isinstance(self.operations[0], Release)
+        return self._is_doubtful and isinstance(error, UnknownLease) and isinstance(self.operations[0], Release)
 
     def __enter__(self) -> Exchange:
         return self

@@ -44,7 +44,12 @@ class Runner:
         self.epoch = new_epoch() if self.keeper is None else self.keeper.epoch
         self.line = WaitingLine(config.num_blocks - config.num_reserved_blocks, config.max_waiting_calls)
         self._limits = Limits(
-            config.max_tokens, config.max_operations, config.max_message_bytes, config.block_size, config.num_blocks
+            config.max_tokens,
+            config.max_operations,
+            config.max_message_bytes,
+            config.block_size,
+            config.num_blocks,
+            config.max_renew_s,
         )
         self._metrics = metrics
         self.ledger.watch = self._watch

@@ -15,6 +15,7 @@ client named the lease, and can ask for it again or release it; a client that is
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -42,6 +43,8 @@ from radix_cache_service.watching import watch
 __all__ = ["Servicer"]
 
 _UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED.value[0]
+_log = logging.getLogger(__name__)
+
 _DUMPED_AT_ONCE = 256
 _LISTED_AT_ONCE = 256
 _MAX_NAMESPACES = 10_000
@@ -177,7 +180,11 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                 response = self._answer_batch(request, context)
                 if self.runner.guard is not None and response.error.code == _UNAUTHENTICATED:
                     await abort(context, response.error)  # the next stream comes with another token
-                await context.write(response)
+                try:
+                    await context.write(response)
+                except Exception as error:  # noqa: BLE001 - whatever gRPC makes of a client that has left
+                    _log.debug("a session's client has left: %s", type(error).__name__)
+                    return
 
     def _answer_batch(self, request: Any, context: ServicerContext[Any, Any]) -> pb.SessionResponse:
         """Run a batch of a stream; one that is refused as a whole does not end it."""
