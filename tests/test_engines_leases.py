@@ -16,6 +16,8 @@ from security_help import ALICE, ENTRIES, MINE, ROOT, THEIRS, write_tokens
 from service_process import ServerProcess
 
 from radix_cache.cli.app import app
+from radix_cache.cli.leases import listed
+from radix_cache.cli.show import make_console
 from radix_cache.errors import InvalidArgument, PermissionDenied, UnknownLease
 from radix_cache.stats import LeaseInfo
 from radix_cache_service import Client
@@ -227,3 +229,16 @@ class TestCommand:
         result = CliRunner().invoke(app, ["leases", address, "--release"])
         assert result.exit_code == 2
         assert "--release needs --engine" in result.output
+
+
+def test_names_that_are_commands_to_a_terminal_are_shown_as_text() -> None:
+    """A client chooses them, and must not forge what an operator sees; nor is a long one cut."""
+    name = "a\x1b[31mRED\nfake [bold]row[/bold]" + "x" * 200
+    info = LeaseInfo(name, ("n\x1b",), "\x1b]0;title\x07", 0, 0, 0, 0, None, False, False)
+    console = make_console()
+    with console.capture() as shown:
+        console.print(listed([info]))
+    text = shown.get()
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert r"a\x1b[31mRED\nfake [bold]row[/bold]" + "x" * 200 in text

@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 from scraping import read_metrics, read_text, samples
+from security_help import ENTRIES, ROOT, Tenant, write_tokens
 from service_process import ServerProcess, stub_to
 
 from radix_cache.stats import Counters
@@ -134,6 +135,26 @@ def test_calls_and_operations_by_status(server: ServerProcess) -> None:
         after["radix_cache_call_seconds_bucket", "+Inf", "Session"]
         == after["radix_cache_call_seconds_count", "Session"]
     )
+
+
+def test_a_call_that_is_refused_before_its_handler_has_no_time(tmp_path: Path) -> None:
+    tokens = write_tokens(tmp_path / "tokens.toml", ENTRIES)
+    with ServerProcess(metrics_listen=METRICS, tokens_file=tokens) as server, stub_to(server.address) as stub:
+        root = Tenant(stub, ROOT)
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError):
+                Tenant(stub, None).Probe(pb.ProbeRequest())
+        with grpc.insecure_channel(server.address) as channel:
+            probe = channel.unary_unary(f"/{pb.DESCRIPTOR.package}.PrefixCacheService/Probe")
+            with pytest.raises(grpc.RpcError):
+                probe(b"\xff", timeout=DEADLINE_S, metadata=root.metadata)
+        root.Probe(pb.ProbeRequest())
+        stats = root.GetStats(pb.GetStatsRequest())
+        seen = samples(server.metrics_address)
+    assert dict(stats.num_calls) == {"Probe/UNAUTHENTICATED": 3, "Probe/INVALID_ARGUMENT": 1, "Probe/OK": 1}
+    assert stats.latencies["Probe"].num_samples == 1
+    assert seen["radix_cache_call_seconds_count", "Probe"] == 1
+    assert seen["radix_cache_calls_total", "UNAUTHENTICATED", "Probe"] == 3
 
 
 def test_get_stats_counts_the_operations_of_batches(server: ServerProcess) -> None:

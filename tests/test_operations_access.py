@@ -92,5 +92,25 @@ def test_a_token_goes_nowhere_in_the_clear(secured: Secured) -> None:
     assert "in the clear" in result.output
 
 
+@pytest.mark.parametrize("content", ["", "with a space in the middle", "short", "\x00\xff"])
+def test_a_file_without_a_token_is_named(secured: Secured, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(content)
+    result = invoke("stats", secured.address, *secured.flags[:-2], "--token-file", str(path))
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: --token-file {path} has no token in it: ")
+    assert len(content) < 2 or content not in result.output
+
+
+@pytest.mark.parametrize("flag", ["--tls-ca", "--tls-certificate", "--tls-private-key"])
+def test_a_file_that_is_no_pem_is_named(secured: Secured, tmp_path: Path, flag: str) -> None:
+    path = tmp_path / "pem"
+    path.write_text("no PEM")
+    result = invoke("stats", secured.address, *secured.flags, flag, str(path))
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+    assert f"{path}: this is no PEM file" in result.output
+
+
 def test_a_file_that_is_not_there_is_bad_usage(secured: Secured) -> None:
     assert invoke("stats", secured.address, "--token-file", "/no/such/file").exit_code == 2

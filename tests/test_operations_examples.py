@@ -94,6 +94,38 @@ def test_what_is_asked_for_is_exported(title: str, query: str, exported: dict[st
                 assert unknown_values(matcher, exported[selector.name]) == set()
 
 
+@pytest.fixture(scope="module")
+def at_first() -> list[Any]:
+    """The samples of a server that nobody has called."""
+    with ServerProcess(metrics_listen="127.0.0.1:0") as server:
+        return [sample for metric in read_metrics(server.metrics_address).values() for sample in metric.samples]
+
+
+def fits(selector: Any, sample: Any) -> bool:
+    return selector.name == sample.name and all(
+        re.fullmatch(matcher.value, sample.labels[matcher.name])
+        for matcher in selector.matchers.matchers
+        if matcher.name not in ADDED_BY_PROMETHEUS
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_counters_that_alerts_go_by_are_there_before_the_first_call(rule: dict[str, Any], at_first: list[Any]) -> None:
+    """Of a series that begins at 1 there is no increase, and a sum with one that is not there is nothing."""
+    for selector in selectors(rule["expr"]):
+        if selector.name.startswith("radix_cache_") and selector.name.endswith("_total"):
+            assert any(fits(selector, sample) for sample in at_first), selector.name
+
+
+def test_each_kind_of_internal_error_is_enough_for_the_alert() -> None:
+    (rule,) = [rule for rule in RULES if rule["alert"] == "RadixCacheInternalErrors"]
+    either = parse(rule["expr"])
+    assert str(either.op) == "or"
+    for side, name in ((either.lhs, "radix_cache_operations_total"), (either.rhs, "radix_cache_calls_total")):
+        assert (str(side.op), side.rhs.val) == (">", 0)
+        assert [node.name for node in walk(side) if isinstance(node, promql.VectorSelector)] == [name]
+
+
 def unknown_values(matcher: Any, labels: dict[str, set[str]]) -> set[str]:
     """The values that the matcher names and the label never has; it may have those of methods not called yet."""
     known = {code.name for code in grpc.StatusCode} if matcher.name == "code" else labels[matcher.name]

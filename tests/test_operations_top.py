@@ -7,9 +7,11 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
+from security_help import ALICE, ENTRIES, write_tokens
 from service_process import ServerProcess
 from terminal import Terminal
 from test_cli_serve import run
@@ -123,10 +125,30 @@ def test_top_in_a_pipe_is_a_table_a_round(server: ServerProcess) -> None:
     assert "\x1b" not in out
 
 
+def test_top_says_why_there_is_nothing_to_show(tmp_path: Path) -> None:
+    tokens = write_tokens(tmp_path / "tokens.toml", ENTRIES)
+    (tmp_path / "alice").write_text(ALICE)
+    with ServerProcess(tokens_file=tokens) as server:
+        for flags, why in (
+            ([], "a token is needed here"),
+            (
+                ["--token-file", f"{tmp_path}/alice"],
+                "GetStats concerns all namespaces, and token 'alice' may not use all",
+            ),
+        ):
+            status, out, err = run("top", server.address, NOBODY, "--count", "1", *flags)
+            assert (status, err) == (0, "")
+            assert re.search(rf"^{server.address} +refused", out, re.MULTILINE)
+            assert re.search(rf"^{NOBODY} +no answer", out, re.MULTILINE)
+            said = " ".join(out.split())
+            assert f"{server.address}: {why}" in said
+            assert re.search(rf"{NOBODY}: .*Connection refused", said)
+
+
 def test_top_folds_long_addresses_and_nothing_else() -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     address = "unix:/run/radix-cache/a-rather-long-name/of-a-folder/cache.sock"
-    row = type("Row", (), {"now": replace(EMPTY, num_free_blocks=1, num_leases=123_456), "rates": None})
+    row = type("Row", (), {"now": replace(EMPTY, num_free_blocks=1, num_leases=123_456), "rates": None, "error": None})
     console.print(overview([address], [row]))
     shown = console.export_text()
     assert "123,456" in shown

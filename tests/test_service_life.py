@@ -82,6 +82,16 @@ def test_a_second_server_on_the_socket_fails_and_the_first_goes_on(tmp_path: Pat
         opens(first, address, "a")
 
 
+def test_a_socket_whose_lock_was_removed_is_not_taken_over(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/cache.sock"
+    with ServerProcess(address) as server:
+        for _ in range(2):  # nor did the first attempt harm it
+            (tmp_path / "cache.sock.lock").unlink(missing_ok=True)
+            with pytest.raises(StartFailed, match="another server is using it"):
+                ServerProcess(address)
+        opens(server, address, "a")
+
+
 def test_a_socket_left_by_a_killed_server_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "cache.sock"
     killed = ServerProcess(f"unix:{path}")

@@ -49,7 +49,6 @@ KINDS = {item.name: item for item in settings_of(Every)}
         ("several", ["--several", "x", "--several", "y"], "x, y", ["x", "y"], ("x", "y")),
         ("absent", ["--absent", "1.5"], "1.5", 1.5, 1.5),
         ("mode", ["--mode", "600"], "600", "600", 0o600),
-        ("mode", ["--mode", "600"], "600", 0o600, 0o600),
     ],
 )
 def test_each_type_is_a_flag_a_variable_and_a_key(
@@ -239,3 +238,18 @@ def test_a_bad_setting_opens_no_port_and_is_one_line(tmp_path: Path) -> None:
     assert ended.stderr.splitlines()[-1].endswith("(RADIX_CACHE_BLOCK_SIZE)")
     assert "Traceback" not in ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_limit_that_cannot_be_kept_names_its_key() -> None:
+    with pytest.raises(InvalidArgument, match="namespace_limits: min_blocks is at least 0 and at most 9, not 20"):
+        ServerConfig(namespace_limits=("namespace=a max_blocks=9 min_blocks=20",))
+
+
+def test_a_mode_in_a_file_is_a_text(tmp_path: Path) -> None:
+    """A number would be read in another base than it was written in."""
+    file = tmp_path / "server.toml"
+    file.write_text("uds_mode = 440\n")
+    result = CliRunner().invoke(serve, ["--check", "--config", str(file)])
+    assert result.exit_code != 0
+    assert "uds_mode" in result.output
+    assert "write a mode as a text" in result.output

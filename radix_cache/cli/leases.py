@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from radix_cache.cli.remote import Address, connected, connecting
-from radix_cache.cli.show import count, duration, make_console, make_table, plural, print_json
+from radix_cache.cli.show import count, duration, make_console, make_table, plural, print_json, printable
 from radix_cache.stats import LeaseInfo
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def listed(found: Sequence[LeaseInfo]) -> Table:
     table = make_table("lease", "engine", "namespace", "cached", "published", "private", "redundant", "left", "")
     for info in found:
         table.add_row(
-            info.lease_id,
-            info.engine_id or "-",
-            repr(info.namespace),
+            printable(info.lease_id),
+            printable(info.engine_id or "-"),
+            printable(repr(info.namespace)),
             count(info.num_cached_tokens),
             count(info.num_published_tokens),
             count(info.num_private_blocks),

@@ -73,13 +73,25 @@ def connected(address: str) -> Iterator[Client]:
     """
     from radix_cache_service import Client
 
-    token_file = _said("token_file")
-    token = token_file.read_text(encoding="utf-8", errors="replace").strip() if token_file else None
     try:
-        with Client(address, tls=_tls(), token=token) as client:
+        with Client(address, tls=_tls(), token=_token()) as client:
             yield client
     except ServiceUnavailable as error:
         raise click.ClickException(f"no answer from {address}: {error}") from error
+
+
+def _token() -> str | None:
+    from radix_cache_service.access import is_token
+
+    path = _said("token_file")
+    if path is None:
+        return None
+    token = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not is_token(token):
+        raise click.ClickException(
+            f"--token-file {path} has no token in it: one has 16 to 512 letters, digits and -._~+/ (=, at the end)"
+        )
+    return str(token)
 
 
 def _tls() -> Tls | None:

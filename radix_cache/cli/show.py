@@ -12,11 +12,21 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["count", "duration", "make_console", "make_table", "percent", "plural", "print_json", "with_progress"]
+__all__ = [
+    "count",
+    "duration",
+    "make_console",
+    "make_table",
+    "percent",
+    "plural",
+    "print_json",
+    "printable",
+    "with_progress",
+]
 
 T = TypeVar("T")
 
-_WIDTH_OF_FILES = 120
+_WIDTH_OF_FILES = 400  # nothing is cut that somebody may want to copy
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -51,6 +61,13 @@ def with_progress(items: Iterator[T], count_all: Callable[[], int], what: str) -
     columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True) as progress:
         yield from progress.track(items, total=count_all())
+
+
+def printable(text: str) -> str:
+    """Return ``text``, which a stranger chose, without what a terminal or a table would take for a command."""
+    from rich.markup import escape
+
+    return escape("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:

@@ -1,6 +1,7 @@
 """``radix-cache top``: one or many servers at a glance, live.
 
-A server that does not answer has a row that says so, until it does: the view outlives restarts.
+A server that does not answer, or refuses to, has a row that says so, and why below, until it does: the view outlives
+restarts.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import click
 from radix_cache.cli.rates import rates_between, share
 from radix_cache.cli.remote import Address, connected, connecting
 from radix_cache.cli.show import count, make_console, make_table, percent
-from radix_cache.errors import RadixCacheError
+from radix_cache.errors import RadixCacheError, ServiceUnavailable
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
     from rich.text import Text
 
     from radix_cache_service import Client
@@ -66,18 +67,20 @@ def top(addresses: tuple[str, ...], interval: float, num_rounds: int | None) -> 
 
 
 class _Row:
-    """One server: its figures, and what happened in a second; both None where it does not answer."""
+    """One server: its figures, and what happened in a second; both None where it gives none, and why."""
 
     def __init__(self) -> None:
         self.now: ServerStats | None = None
         self.rates: dict[str, float] | None = None
+        self.error: RadixCacheError | None = None
 
     def look(self, client: Client) -> _Row:
         """Return the row that follows this one."""
         after = _Row()
         try:
             after.now = client.stats()
-        except RadixCacheError:
+        except RadixCacheError as error:
+            after.error = error
             return after
         if self.now is not None:
             after.rates = rates_between(self.now, after.now)
@@ -98,8 +101,9 @@ def _rounds(clients: Sequence[Client], interval: float, num_rounds: int | None) 
             number += 1
 
 
-def overview(addresses: Sequence[str], rows: Sequence[_Row]) -> Table:
-    """Return the rows as a table, for a terminal of 80 columns if the addresses are short."""
+def overview(addresses: Sequence[str], rows: Sequence[_Row]) -> Group:
+    """Return the rows as a table, for a terminal of 80 columns if the addresses are short, and why some are empty."""
+    from rich.console import Group
     from rich.text import Text
 
     table = make_table("server", "pool", "hit rate", "calls/s", "fails/s", "evict/s", "leases", "waiting")
@@ -110,10 +114,11 @@ def overview(addresses: Sequence[str], rows: Sequence[_Row]) -> Table:
     table.caption_justify = "left"
     for address, row in zip(addresses, rows, strict=True):
         if row.now is None:
-            table.add_row(address, "no answer")
+            table.add_row(address, "no answer" if isinstance(row.error, ServiceUnavailable) else "refused")
         else:
             table.add_row(address, _bar(row.now), *_figures(row.now, row.rates))
-    return table
+    reasons = [Text(f"{address}: {row.error}") for address, row in zip(addresses, rows, strict=True) if row.error]
+    return Group(table, *reasons)
 
 
 def _figures(now: ServerStats, rates: dict[str, float] | None) -> Iterator[str]:

@@ -1,10 +1,14 @@
-"""Which addresses never leave the machine. Others carry a token in the clear only if somebody says so."""
+"""Addresses: what one looks like, and which never leave the machine. Others carry a token in the clear only if somebody
+says so.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 
-__all__ = ["is_local"]
+from radix_cache.errors import InvalidArgument
+
+__all__ = ["check_address", "check_host_and_port", "is_local"]
 
 
 def is_local(address: str) -> bool:
@@ -19,3 +23,21 @@ def is_local(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_address(address: str) -> None:
+    """Raise `InvalidArgument` unless a server can be told to listen there."""
+    if not isinstance(address, str):
+        raise InvalidArgument(f"listen takes addresses, not {address!r}")
+    if address.startswith("unix:"):
+        if not address.removeprefix("unix:").startswith("/"):
+            raise InvalidArgument(f"listen: {address!r} needs an absolute path, as in unix:/run/radix-cache.sock")
+        return
+    check_host_and_port(address, "listen", "is neither host:port nor unix:/path")
+
+
+def check_host_and_port(address: str, name: str, text: str) -> None:
+    """Raise `InvalidArgument` with ``name`` and ``text`` unless it is host:port."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+        raise InvalidArgument(f"{name}: {address!r} {text}")

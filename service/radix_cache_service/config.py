@@ -10,7 +10,6 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,13 @@ from radix_cache import NamespaceLimit, PrefixCache
 from radix_cache.errors import InvalidArgument
 from radix_cache.operations import Namespace, check_count, check_name, check_namespace, check_seconds
 from radix_cache.pool_descriptor import PoolDescriptor
+from radix_cache.shares import make_shares
 from radix_cache.tokens import shown
 from radix_cache_service.access import TokenFile
-from radix_cache_service.addresses import is_local
+from radix_cache_service.addresses import check_address, check_host_and_port, is_local
 from radix_cache_service.clients import ClientLimits
 from radix_cache_service.clock import CallClock
+from radix_cache_service.event_settings import check_events
 
 if TYPE_CHECKING:
     from radix_cache_service.certificates import Certificates
@@ -46,7 +47,6 @@ _CACHE_SETTINGS = frozenset(
     )
 )
 
-EVENT_FORMATS = ("map", "array")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -82,6 +82,7 @@ class ServerConfig:
         (), "What the namespaces under a prefix may have together: 'namespace=a max_blocks=900 min_blocks=200'."
     )
     lease_ttl_s: float = setting(60.0, "Seconds that a lease lives unheard of.", "--lease-ttl")
+    max_renew_s: float = setting(86_400.0, "The longest that a renewal can let a lease outlive its engine, in seconds.")
     max_tokens: int = setting(1_048_576, "The longest prompt; the limits of messages follow from it.")
     max_operations: int = setting(1024, "The most operations in a batch.")
     max_streams: int = setting(1024, "Sessions and other streams open at once.")
@@ -138,7 +139,7 @@ class ServerConfig:
         if not self.listen:
             raise InvalidArgument("listen needs at least one address")
         for address in self.listen:
-            _check_address(address)
+            check_address(address)
         for name, least, most in (
             ("max_tokens", 1, 2**28),
             ("max_operations", 1, 2**20),
@@ -158,11 +159,12 @@ class ServerConfig:
             if getattr(self, name) != 0:
                 check_seconds(getattr(self, name), name)
         check_seconds(self.lease_ttl_s, "lease_ttl_s")
+        check_seconds(self.max_renew_s, "max_renew_s")
         if self.state_dir == "":
             raise InvalidArgument("state_dir is a directory, not an empty name")
         self._check_pool()
         self._check_telemetry()
-        self._check_events()
+        check_events(self)
         self._check_secrets()
         self.make_cache()  # checks all that the cache is made of
 
@@ -188,7 +190,7 @@ class ServerConfig:
 
     def _check_telemetry(self) -> None:
         if self.metrics_listen is not None:
-            _check_host_and_port(self.metrics_listen, "metrics_listen", "is not host:port")
+            check_host_and_port(self.metrics_listen, "metrics_listen", "is not host:port")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise InvalidArgument(f"otlp_endpoint: {self.otlp_endpoint!r} is neither http://host:port nor https://...")
         if isinstance(self.trace_share, bool) or not 0 <= self.trace_share <= 1:
@@ -196,37 +198,6 @@ class ServerConfig:
         for name, known in (("log_format", LOG_FORMATS), ("log_level", LOG_LEVELS)):
             if getattr(self, name) not in known:
                 raise InvalidArgument(f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}")
-
-    def _check_events(self) -> None:
-        if self.events_format not in EVENT_FORMATS:
-            raise InvalidArgument(f"events_format is one of {', '.join(EVENT_FORMATS)}, not {self.events_format!r}")
-        if self.events_listen is None:
-            if self.events_replay_listen is not None:
-                raise InvalidArgument("events_replay_listen goes with events_listen")
-            return
-        for name in ("events_listen", "events_replay_listen"):
-            address = getattr(self, name)
-            if address is None:
-                continue
-            _check_host_and_port(address, name, "is not host:port")
-            if not is_local(address) and not self.allow_plaintext_events:
-                raise InvalidArgument(
-                    f"{name}: events, which have the prompts in them, would leave {address} in the clear; "
-                    "listen on loopback, or set allow_plaintext_events"
-                )
-        _check_host_and_port(
-            self.replay_address, "events_listen", "leaves no port for the replay: set events_replay_listen"
-        )
-        if find_spec("zmq") is None or find_spec("msgspec") is None:
-            raise InvalidArgument("events_listen needs more: pip install 'radix-cache[service,events]'")
-
-    @property
-    def replay_address(self) -> str:
-        """Where missed events are sent again."""
-        if self.events_replay_listen is not None:
-            return self.events_replay_listen
-        host, _, port = (self.events_listen or ":0").rpartition(":")
-        return f"{host}:{int(port) and int(port) + 1000}"
 
     def _check_secrets(self) -> None:
         self.make_certificates()
@@ -266,6 +237,11 @@ class ServerConfig:
         """Return a new, empty cache of these settings."""
         settings = self.cache_settings()
         limits = dict(map(_read_limit, settings.pop("namespace_limits")))
+        try:
+            make_shares(limits, check_count(self.num_blocks, "num_blocks", 1) - self.num_reserved_blocks)
+        except InvalidArgument as error:
+            if limits:
+                raise InvalidArgument(f"namespace_limits: {error}") from error
         return PrefixCache(**settings, limits=limits, clock=clock)
 
     def make_clock(self) -> CallClock:
@@ -307,19 +283,3 @@ def message_limit(max_tokens: int) -> int:
     An insert's answer at block size 1 has two ids of 4 bytes for each token; a batch has several answers.
     """
     return min(max(_LEAST_MESSAGE_BYTES, 24 * max_tokens + _OVERHEAD_BYTES), _MOST_MESSAGE_BYTES)
-
-
-def _check_address(address: str) -> None:
-    if not isinstance(address, str):
-        raise InvalidArgument(f"listen takes addresses, not {address!r}")
-    if address.startswith("unix:"):
-        if not address.removeprefix("unix:").startswith("/"):
-            raise InvalidArgument(f"listen: {address!r} needs an absolute path, as in unix:/run/radix-cache.sock")
-        return
-    _check_host_and_port(address, "listen", "is neither host:port nor unix:/path")
-
-
-def _check_host_and_port(address: str, name: str, text: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
-        raise InvalidArgument(f"{name}: {address!r} {text}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from radix_cache.stats import Stats
 from radix_cache_service.event_stream import EventFigures
+from radix_cache_service.keeper import KeeperFigures
 from radix_cache_service.metrics import Latencies
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Figures:
     is_serving: bool
     loop_delay_s: float
     events: EventFigures
+    journal: KeeperFigures
 
 
 def take_figures(servicer: Servicer, *, is_serving: bool, loop_delay_s: float) -> Figures:
@@ -58,4 +60,5 @@ def take_figures(servicer: Servicer, *, is_serving: bool, loop_delay_s: float) -
         is_serving=is_serving,
         loop_delay_s=loop_delay_s,
         events=EventFigures() if servicer.events.stream is None else servicer.events.stream.figures(),
+        journal=KeeperFigures() if servicer.runner.keeper is None else servicer.runner.keeper.figures(),
     )

@@ -25,7 +25,7 @@ _OPEN = f"/{health.SERVICE_NAME}/"
 class Gate(grpc.aio.ServerInterceptor):
     """Before every method of a server. record: told the method and the status of each refusal."""
 
-    def __init__(self, guard: Guard, record: Callable[[str, str, float], object]) -> None:
+    def __init__(self, guard: Guard, record: Callable[[str, str], object]) -> None:
         self._guard = guard
         self._record = record
 
@@ -77,7 +77,7 @@ class Gate(grpc.aio.ServerInterceptor):
 
     async def _refuse(self, method: str, context: Any, error: RadixCacheError) -> NoReturn:
         status = to_status(error)
-        self._record(method, code_of(status.code).name, 0.0)
+        self._record(method, code_of(status.code).name)
         await abort(context, status)
 
 

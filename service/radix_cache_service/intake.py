@@ -26,7 +26,7 @@ _TEXT = "the bytes of the request are no message of this method's type"
 class Registry:
     """Where the generated code adds a service. record: told the method and INVALID_ARGUMENT of each refusal."""
 
-    def __init__(self, server: Any, record: Callable[[str, str, float], object] = lambda *_: None) -> None:
+    def __init__(self, server: Any, record: Callable[[str, str], object] = lambda *_: None) -> None:
         self._server = server
         self._record = record
 
@@ -70,7 +70,7 @@ class Registry:
             yield request
 
     async def _refuse(self, name: str, context: Any) -> NoReturn:
-        self._record(name, grpc.StatusCode.INVALID_ARGUMENT.name, 0.0)
+        self._record(name, grpc.StatusCode.INVALID_ARGUMENT.name)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _TEXT)
         raise AssertionError("to abort raises")
 

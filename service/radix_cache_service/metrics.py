@@ -101,6 +101,13 @@ class CallMetrics:
         """Return a call to be entered when its handler begins. context: where tracing finds the caller's span."""
         return Call(self, method, context)
 
+    def count(self, method: str, code: str) -> None:
+        """Note a call that has no time in a handler: it was refused before it came to one, or is a stream."""
+        try:
+            self.num_calls[f"{method}/{code}"] += 1
+        except Exception as error:  # noqa: BLE001 - see `record`
+            self.failed(error)
+
     def record(self, method: str, code: str, seconds: float, waited_s: float = 0.0) -> None:
         """Note a call that ended with the status ``code`` after ``seconds`` of work."""
         try:

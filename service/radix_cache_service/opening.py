@@ -3,7 +3,8 @@
 A state directory is about one pool with one content. So it is only taken up with the settings that it was kept with,
 and never for another life of the GPU memory, nor after the machine went down: what it wrote last is not sure to be
 there. Then the cache starts cold, under a new epoch, which tells clients that the leases of before are gone. Unless the
-pool is known to be new, engines of before may still write to it, and it stays closed for one ttl.
+pool is known to be new, engines of before may still write to it, and it stays closed for one ttl. The manifest has that
+until it is in the journal: a start that is killed before it served anybody is made again by the next one.
 """
 
 from __future__ import annotations
@@ -74,6 +75,9 @@ def _open_kept(state: StateDir, config: ServerConfig) -> tuple[Ledger, Keeper]:
     if manifest.boot_id != _boot_id():
         _log.warning("the machine was started anew since: the cache starts cold")
         return _begin(state, config, _closed_name())
+    if not manifest.last:
+        _log.warning("the start before this one ended before it served: it is made again")
+        return _begin(state, config, _closed_name() if manifest.is_closed else _closed_as(config))
     _check_settings(state, config, manifest)
     return _go_on(state, config, manifest)
 
@@ -94,6 +98,7 @@ def _begin(state: StateDir, config: ServerConfig, closed_as: str) -> tuple[Ledge
         config.layout_fingerprint,
         _boot_id(),
         segment=max(state.segments(), default=0) + 1,
+        is_closed=bool(closed_as),
     )
     state.write(manifest)
     ledger = _new(config)
@@ -137,4 +142,5 @@ def _keep(
     keeper = Keeper(state, manifest, next_number, num_bytes, config.max_journal_bytes)
     ledger.journal = keeper
     ledger.start(closed_as)
+    keeper.name_segment()
     return keeper

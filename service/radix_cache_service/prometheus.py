@@ -1,7 +1,8 @@
 """A server's figures as Prometheus has them: names, kinds, labels.
 
 What other prefix caches count too is named as they name it (``..._prefix_cache_queries_tokens_total``). A counter that
-is new in the cache shows up by itself.
+is new in the cache shows up by itself. What alerts ask for is there from the start, at 0: of a counter that begins at 1
+Prometheus sees no increase.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from prometheus_client.metrics_core import Metric
 import radix_cache
 from radix_cache_service.event_stream import EventFigures
 from radix_cache_service.figures import Figures
+from radix_cache_service.keeper import KeeperFigures
 from radix_cache_service.metrics import BUCKETS_S, Latencies
+from radix_cache_service.pb import prefix_cache_pb2 as pb
 
 __all__ = ["families"]
 
@@ -50,6 +53,13 @@ _EVENT_HELP = {
 }
 _EVENT_GAUGES = {"queued", "watchers"}
 _VERBS = {"MatchPrefix", "Allocate", "Insert", "Free", "Release", "Renew", "Probe", "Evict", "Reset"}
+_METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["PrefixCacheService"].methods]
+_BUGS = ("INTERNAL", "UNKNOWN", "DATA_LOSS")
+_CALLS_AT_0 = [f"{method}/{code}" for method in _METHODS for code in _BUGS]
+_OPERATIONS_AT_0 = [
+    *(f"{verb}/{code}" for verb in sorted(_VERBS) for code in _BUGS),
+    *(f"{verb}/{code}" for verb in ("MatchPrefix", "Allocate") for code in ("OK", "RESOURCE_EXHAUSTED")),
+]
 
 
 def families(figures: Figures) -> Iterator[Metric]:
@@ -64,6 +74,7 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _calls(figures)
     yield from _server(figures)
     yield from _events(figures.events)
+    yield from _journal(figures.journal)
 
 
 def _pool(figures: Figures) -> Iterator[Metric]:
@@ -96,7 +107,7 @@ def _calls(figures: Figures) -> Iterator[Metric]:
     calls = CounterMetricFamily(
         f"{_PREFIX}_calls", "Calls and batches of sessions, by status.", labels=["method", "code"]
     )
-    for name, number in figures.num_calls.items():
+    for name, number in {**dict.fromkeys(_CALLS_AT_0, 0), **figures.num_calls}.items():
         calls.add_metric(name.split("/"), number)
     yield calls
     operations = CounterMetricFamily(
@@ -123,7 +134,7 @@ def _calls(figures: Figures) -> Iterator[Metric]:
 def _operations(figures: Figures) -> dict[str, int]:
     """Those of batches, and the calls that are one operation."""
     single = {name: number for name, number in figures.num_calls.items() if name.partition("/")[0] in _VERBS}
-    names = dict.fromkeys([*figures.num_operations, *single])
+    names = dict.fromkeys([*_OPERATIONS_AT_0, *figures.num_operations, *single])
     return {name: figures.num_operations.get(name, 0) + single.get(name, 0) for name in names}
 
 
@@ -144,6 +155,24 @@ def _events(events: EventFigures) -> Iterator[Metric]:
             yield _gauge(f"event_{name}", text, number)
         else:
             yield CounterMetricFamily(f"{_PREFIX}_event_{name}", text, number)
+
+
+def _journal(journal: KeeperFigures) -> Iterator[Metric]:
+    yield _gauge("journal_bytes", "How long the journal is; 0 without a state directory.", journal.num_bytes)
+    yield _gauge("journal_limit_bytes", "How long the journal gets before it is compacted.", journal.limit_bytes)
+    yield CounterMetricFamily(
+        f"{_PREFIX}_compactions", "Times that the journal was compacted.", journal.num_compactions
+    )
+    yield CounterMetricFamily(
+        f"{_PREFIX}_compaction_failures",
+        "Times that it was to be compacted, and was not.",
+        journal.num_failed_compactions,
+    )
+    yield _gauge(
+        "last_compaction_timestamp_seconds",
+        "When the journal was last compacted; 0 if it was not since the start.",
+        journal.compacted_at_s,
+    )
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:

@@ -47,7 +47,7 @@ def recover(state: StateDir, manifest: Manifest, clock: CallClock, through: int 
     found = Recovered(ledger, manifest.number)
     segments = _segments(state, manifest, through)
     for segment in segments:
-        found = _replayed(found, state, manifest.epoch, segment, through is None and segment == segments[-1])
+        found = _replayed(found, state, manifest, segment, through is None and segment == segments[-1])
     try:
         ledger.cache.check_integrity()
     except IntegrityError as error:
@@ -60,20 +60,23 @@ def new_ledger(manifest: Manifest, clock: CallClock, *, lasting: bool = False) -
     return Ledger(ServerConfig(**manifest.settings).make_cache(clock), clock, Openings(lasting=lasting))
 
 
-def _replayed(found: Recovered, state: StateDir, epoch: str, segment: int, is_last: bool) -> Recovered:
+def _replayed(found: Recovered, state: StateDir, manifest: Manifest, segment: int, is_last: bool) -> Recovered:
     path = state.segment(segment)
-    reader = SegmentReader(path, epoch, found.next_number, is_last=is_last)
+    reader = SegmentReader(path, manifest.epoch, found.next_number, is_last=is_last)
     for record in reader:
         found.ledger.replay(record)
+    if segment == manifest.last and (not reader.end or reader.next_number < manifest.last_number):
+        raise StateError(f"{path} is damaged: it was longer, and ends before record {reader.next_number}")
     if reader.num_torn_bytes or not reader.end:
         _cut(path, reader.end)
     return Recovered(found.ledger, reader.next_number, found.num_bytes + reader.end, reader.num_torn_bytes)
 
 
 def _segments(state: StateDir, manifest: Manifest, through: int | None) -> list[int]:
-    """Return the numbers of the segments to read; none is missing in between."""
-    found = [number for number in state.segments() if through is None or number <= through]
-    wanted = list(range(manifest.segment, max(found, default=manifest.segment - 1) + 1))
+    """Return the numbers of the segments to read; none is missing, up to the last that is there or is known of."""
+    found = state.segments()
+    last = max([manifest.last, *found]) if through is None else through
+    wanted = list(range(manifest.segment, last + 1))
     missing = [number for number in wanted if number not in found]
     if missing:
         raise StateError(f"{state.segment(missing[0])} is missing")

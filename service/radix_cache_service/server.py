@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from radix_cache import settle_gc
 from radix_cache.errors import RadixCacheError
 from radix_cache_service.config import ServerConfig
+from radix_cache_service.event_settings import replay_address_of
 from radix_cache_service.gate import Gate
 from radix_cache_service.health import Health
 from radix_cache_service.intake import Registry
@@ -58,9 +59,9 @@ class Server:
         self._health = Health(SERVICE_NAME, self.servicer.streams)
         self._certificates = config.make_certificates()
         guard, metrics = self.servicer.runner.guard, self.servicer.metrics
-        gates = () if guard is None else (Gate(guard, metrics.record),)
+        gates = () if guard is None else (Gate(guard, metrics.count),)
         self._server = grpc.aio.server(interceptors=gates, options=_options(config))
-        ours: Any = Registry(self._server, self.servicer.metrics.record)
+        ours: Any = Registry(self._server, metrics.count)
         others: Any = Registry(self._server)
         pb_grpc.add_PrefixCacheServiceServicer_to_server(self.servicer, ours)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, others)
@@ -106,13 +107,15 @@ class Server:
         try:
             self.servicer.events.start()
         except OSError as error:
-            places = f"{self._config.events_listen} and {self._config.replay_address}"
+            places = f"{self._config.events_listen} and {replay_address_of(self._config)}"
             raise BindError(f"cannot publish events at {places}: {error.strerror}") from error
 
     def _bind(self, address: str) -> str:
         if not address.startswith("unix:"):
             return self._bind_port(address)
         path = Path(address.removeprefix("unix:"))
+        if _is_heard(path):  # somebody may have removed the lock
+            raise BindError(f"cannot listen on {address}: another server is using it")
         self._lock(path)
         if path.is_socket():
             path.unlink()  # of a server that is dead, or it would hold the lock
@@ -190,8 +193,21 @@ class Server:
         _log.info("ended")
 
 
+def _is_heard(path: Path) -> bool:
+    """Tell whether a process listens at a unix socket."""
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.setblocking(False)
+        try:
+            caller.connect(str(path))
+        except BlockingIOError:
+            return True  # it has more to do than to answer
+        except OSError:
+            return False
+        return True
+
+
 def serve(config: ServerConfig) -> None:
-    """Run a server until SIGTERM or SIGINT. Prints where it listens once it serves. Raises `BindError`."""
+    """Run a server until SIGTERM, SIGINT or SIGHUP. Prints where it listens once it serves. Raises `BindError`."""
     set_up_logging(config.log_format, config.log_level)
     asyncio.run(_serve(config))
 
@@ -200,7 +216,7 @@ async def _serve(config: ServerConfig) -> None:
     server = Server(config)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
+    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(name, ended.set)
     loop.set_exception_handler(log_loop_error)
     if config.pool is not None:

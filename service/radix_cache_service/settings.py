@@ -81,8 +81,10 @@ class Setting:
         return tuple(map(self._check_item, value))
 
     def _check_item(self, value: Any) -> Any:
-        if self.is_mode and isinstance(value, str):
-            return self.parse(value)
+        if self.is_mode:
+            if isinstance(value, str):
+                return self.parse(value)
+            raise InvalidArgument(f"{value!r} is a decimal number: write a mode as a text, '660'")
         if type(value) is self.kind or (self.kind is float and type(value) is int):
             return self.kind(value)
         raise InvalidArgument(f"{value!r} is not {self._noun}")

@@ -7,7 +7,8 @@
     journal-00000007.log  what happened since
 
 The manifest is replaced as a whole, by a rename, and it alone says what counts: a file that it does not need is left
-over from something that did not end, and is removed. Only the server writes it.
+over from something that did not end, and is removed. Only the server writes it. It is there before the first segment,
+and names each segment, and how far the journal had come, once that is written: what it names and is not there is lost.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from radix_cache_service.journal import StateError
 
 __all__ = ["Manifest", "StateDir"]
 
-_FORMAT = 1
+_FORMAT = 2
 _PATIENCE_S = 10.0
 
 
@@ -37,7 +38,9 @@ class Manifest:
     epoch: of the server. pool_epoch: which life of the GPU memory it is about. settings: what the cache was made with.
     layout_fingerprint: of the KV blocks. boot_id: the life of the machine; empty where it is not known.
     segment, number: the first segment that is not in the snapshot, and the number of its first record. snapshot,
-    sha256: the file and its checksum, None where all there was is in the journal.
+    sha256: the file and its checksum, None where all there was is in the journal. last, last_number: the last segment
+    that is known to be there, and the number after that of its last known record; 0 where nobody was served yet, and
+    then is_closed says whether the pool is to be closed at first.
     """
 
     epoch: str
@@ -49,6 +52,9 @@ class Manifest:
     number: int = 1
     snapshot: str | None = None
     sha256: str | None = None
+    last: int = 0
+    last_number: int = 0
+    is_closed: bool = False
 
 
 class StateDir:

@@ -26,7 +26,7 @@ class Tls:
     private_key: str | Path | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Return what opens a channel. Reads the files; raises `InvalidArgument` that names one that it can't."""
+        """Return what opens a channel. Raises `InvalidArgument` that names a file which it can't read or is no PEM."""
         if (self.certificate is None) is not (self.private_key is None):
             raise InvalidArgument("certificate and private_key go together: one of them is missing")
         root, certificate, private_key = (
@@ -42,6 +42,9 @@ class Tls:
 
 def _read(name: str, path: str | Path) -> bytes:
     try:
-        return Path(path).read_bytes()
+        content = Path(path).read_bytes()
     except OSError as error:
         raise InvalidArgument(f"{name} {path}: {error.strerror}") from error
+    if b"-----BEGIN " not in content:
+        raise InvalidArgument(f"{name} {path}: this is no PEM file")
+    return content
