@@ -211,9 +211,14 @@ class CacheMachine(RuleBasedStateMachine):
     def chosen_in_batch(self, calls: list[Call], found: list[Any], place: int) -> list[int]:
         """Return the ids that were chosen for one call: a lease's table shows what later calls have added, too."""
         mine = calls[place].options.get("lease_id")
-        later = zip(calls[place + 1 :], found[place + 1 :], strict=True)
-        added = [self.chosen(c, f) for c, f in later if c.verb == "allocate" and c.options["lease_id"] == mine]
-        return self.chosen(calls[place], found[place], sum(map(len, added)))
+        num_added = 0
+        for call, answer in zip(calls[place + 1 :], found[place + 1 :], strict=True):
+            if call.options.get("lease_id") != mine:
+                continue
+            if call.verb in OPENING and isinstance(answer, Lease):
+                break  # the name was free again: what follows is another lease's
+            num_added += len(self.chosen(call, answer)) if call.verb == "allocate" else 0
+        return self.chosen(calls[place], found[place], num_added)
 
     # What should happen more seldom: one rule, since each rule is drawn equally often.
 
