@@ -257,31 +257,8 @@ class PrefixIndex:
         hints: Hints = NO_HINTS,
     ) -> None:
         """Touch the path through ``node``, ``num_tokens`` long, and protect it, once more. O(depth)."""
-        self.now = now = self.now + 1
-        num_bytes = 0
-        above: Node | None = node
-        while above is not None:
-            above.last_access = now
-            above.num_locks = locks = above.num_locks + 1
-            if locks > 1:  # what is above is locked already, through this node
-                above = above.parent
-                break
-            num_bytes += len(above.block_ids)
-            above = above.parent
-        while above is not None:
-            above.last_access = now
-            above = above.parent
-        if num_bytes:
-            num_blocks = num_bytes // BLOCK_ID_BYTES
-            self.num_protected_blocks += num_blocks
-            root: Root = node.root  # type: ignore[assignment]
-            root.num_protected_blocks += num_blocks
-            if root.share is not None:
-                root.share.num_protected_blocks += num_blocks
-        if self._visit is not None:
-            self._tell(node, num_tokens, is_insert, counted, hints)
-        elif node.children is None:
-            self._touch_leaf(node)
+        self.lock(node)
+        self.touch(node, num_tokens, is_insert, counted, hints)
 
     def _protect(self, node: Node, num_blocks: int) -> None:
         """Count blocks of ``node``'s namespace as protected; a negative number for those that no longer are."""
@@ -309,7 +286,8 @@ class PrefixIndex:
                 break
             num_bytes += len(above.block_ids)
             above = above.parent
-        self._protect(node, num_bytes // BLOCK_ID_BYTES)
+        if num_bytes:
+            self._protect(node, num_bytes // BLOCK_ID_BYTES)
 
     def unlock(self, node: Node) -> bytes:
         """Undo the lock of one `hold`; touches nothing. O(depth).
@@ -380,13 +358,10 @@ class PrefixIndex:
         """
         children = node.children
         num_blocks = len(block_ids) // BLOCK_ID_BYTES
-        self.num_cached_blocks += num_blocks
         root: Root = node.root or node  # type: ignore[assignment]
         if self.changes is not None:
             self.changes.append(Grafted(root.namespace, _last_id(node), tokens, block_ids))
-        root.num_cached_blocks += num_blocks
-        if root.share is not None:
-            root.share.num_cached_blocks += num_blocks
+        self._cache(root, num_blocks)
         if (
             children is None
             and node.num_locks == num_own_locks
