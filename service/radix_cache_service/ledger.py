@@ -72,11 +72,7 @@ class Ledger:
             if engine_id:
                 self.heard(engine_id)
             return self._do(operation, engine_id)  # at the same reading: it changes nothing
-        if isinstance(operation, MatchPrefix):
-            opened = self.openings.find(operation, engine_id)
-            if opened is not None and self._is_live(opened, engine_id):
-                return opened
-        return self._run(operation, engine_id)
+        return self._opened_already(operation, engine_id) or self._run(operation, engine_id)
 
     def without_blocks(self, operation: MatchPrefix | Allocate, engine_id: str) -> Any:
         """Run an operation that may wait for blocks if it needs none; refuse it if it can't ever have what it asks for.
@@ -88,10 +84,9 @@ class Ledger:
             self._run(Allocate(named, num_blocks=0), engine_id)
         else:
             self.heard(engine_id)
-        if isinstance(operation, MatchPrefix):
-            opened = self.openings.find(operation, engine_id)
-            if opened is not None and self._is_live(opened, engine_id):
-                return opened
+        opened = self._opened_already(operation, engine_id)
+        if opened is not None:
+            return opened
 
         def record(said: object) -> tuple[int, bytes]:
             if isinstance(said, PoolExhausted):  # refused for waiting's sake, and at the same reading: nothing happened
@@ -99,6 +94,11 @@ class Ledger:
             return verb_record(operation, engine_id)
 
         return self._noted(record, lambda: self._do(operation, engine_id, without_blocks=True), now=False)
+
+    def _opened_already(self, operation: Operation, engine_id: str) -> Lease | None:
+        """Return the live lease that an equal match opened, if the operation is one."""
+        opened = self.openings.find(operation, engine_id) if isinstance(operation, MatchPrefix) else None
+        return opened if opened is not None and self._is_live(opened, engine_id) else None
 
     def _is_live(self, lease: Lease, engine_id: str) -> bool:
         """Tell whether the cache still has it; to allocate nothing renews it and changes nothing."""

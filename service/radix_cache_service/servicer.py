@@ -30,7 +30,7 @@ import radix_cache
 from radix_cache.errors import InvalidArgument, RadixCacheError
 from radix_cache_service.config import ServerConfig
 from radix_cache_service.convert import lease_info_of, namespace_stats_of, node_of, stats_of
-from radix_cache_service.errors import LayoutMismatch, abort, to_status
+from radix_cache_service.errors import LayoutMismatch, abort, code_of, to_status
 from radix_cache_service.event_service import EventService
 from radix_cache_service.intake import MALFORMED
 from radix_cache_service.metrics import Call, CallMetrics
@@ -96,7 +96,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                     call.code = "CANCELLED"
                     raise
                 status = Status(code=grpc.StatusCode.ABORTED.value[0], message="cancelled by the server: try again")
-            code = _code(status)
+            code = code_of(status.code)
             call.code = code.name
             # Not `abort`: what that raises is kept by the call which its traceback keeps. Once `settle_gc` has looked
             # away from such a circle, nobody frees it.
@@ -196,7 +196,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                 return pb.SessionResponse(batch=self.runner.batch(request.batch))
             except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
                 status = to_status(error)
-                call.code = _code(status).name
+                call.code = code_of(status.code).name
                 return pb.SessionResponse(error=status)
 
     # What the server says of itself.
@@ -296,7 +296,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                     yield message
         except RadixCacheError as error:
             status = to_status(error)
-            code = _code(status).name
+            code = code_of(status.code).name
             await abort(context, status)
         finally:
             self.metrics.count("WatchEvents", code)
@@ -309,7 +309,3 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                 self.runner.guard.refresh()
             self.runner.tick()
             self.runner.after_call()
-
-
-def _code(status: Status) -> grpc.StatusCode:
-    return next(code for code in grpc.StatusCode if code.value[0] == status.code)
