@@ -27,8 +27,8 @@ from benchmarks.prompts import Prompts
 from benchmarks.report import Goal, Row
 from benchmarks.timing import ratio, spread
 from radix_cache import PrefixCache
-from radix_cache_service.event_stream import EventStream
-from radix_cache_service.event_wire import EventEncoder
+from radix_cache_service.events.stream import EventStream
+from radix_cache_service.events.wire import EventEncoder
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 

@@ -24,19 +24,19 @@ from radix_cache.batch import Batch
 from radix_cache.frozen import freeze
 from radix_cache.operations import MatchPrefix, Operation, Outcome, Reset, check_count
 from radix_cache_service.calls import batch_request, read_batch
+from radix_cache_service.client.verbs import Verbs
 from radix_cache_service.clock import CallClock
-from radix_cache_service.compact import compact
 from radix_cache_service.config import ServerConfig
 from radix_cache_service.convert import Limits
 from radix_cache_service.convert import read_batch as read_requests
-from radix_cache_service.journal import Kind
-from radix_cache_service.keeper import Keeper
-from radix_cache_service.ledger import Ledger
-from radix_cache_service.opening import open_ledger
 from radix_cache_service.pb import prefix_cache_pb2 as pb
-from radix_cache_service.recovery import recover
-from radix_cache_service.state_dir import StateDir
-from radix_cache_service.verbs import Verbs
+from radix_cache_service.state.compact import compact
+from radix_cache_service.state.directory import StateDir
+from radix_cache_service.state.journal import Kind
+from radix_cache_service.state.keeper import Keeper
+from radix_cache_service.state.ledger import Ledger
+from radix_cache_service.state.opening import open_ledger
+from radix_cache_service.state.recovery import recover
 
 ANY = 2**40
 

@@ -6,7 +6,7 @@ import pytest
 
 from radix_cache.errors import InvalidArgument, LeaseExpired, ServiceUnavailable, UnknownLease
 from radix_cache.operations import Allocate, MatchPrefix, Release
-from radix_cache_service.losses import Losses
+from radix_cache_service.client.losses import Losses
 
 
 def match(lease_id: str) -> MatchPrefix:

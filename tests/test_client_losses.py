@@ -18,7 +18,7 @@ from radix_cache.errors import (
     UnknownLease,
 )
 from radix_cache_service import Client
-from radix_cache_service.losses import LATE_S
+from radix_cache_service.client.losses import LATE_S
 
 
 @pytest.fixture(scope="module")

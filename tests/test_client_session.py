@@ -21,7 +21,7 @@ from radix_cache.errors import (
     UnknownLease,
 )
 from radix_cache_service import Client
-from radix_cache_service.session import Session
+from radix_cache_service.client.session import Session
 
 
 @pytest.fixture(scope="module")

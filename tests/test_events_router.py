@@ -20,9 +20,9 @@ from service_process import ServerProcess
 
 from radix_cache import PrefixCache
 from radix_cache_service import Client
-from radix_cache_service.event_sockets import EventSockets
-from radix_cache_service.event_stream import EventStream
-from radix_cache_service.event_wire import EventEncoder, lora_name_of
+from radix_cache_service.events.sockets import EventSockets
+from radix_cache_service.events.stream import EventStream
+from radix_cache_service.events.wire import EventEncoder, lora_name_of
 
 os.environ.setdefault("DYN_LOG", "off")
 llm = pytest.importorskip("dynamo.llm", reason="ai-dynamo-runtime is not installed: pip install 'radix-cache[router]'")

@@ -9,8 +9,9 @@ import pytest
 from service_process import ServerProcess, StartFailed
 
 from radix_cache.errors import InvalidArgument
-from radix_cache_service import ServerConfig, event_settings
-from radix_cache_service.event_settings import replay_address_of
+from radix_cache_service import ServerConfig
+from radix_cache_service.events import settings as event_settings
+from radix_cache_service.events.settings import replay_address_of
 
 
 @pytest.mark.parametrize(

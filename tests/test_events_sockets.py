@@ -15,9 +15,9 @@ from mirror import hashes_of
 
 from radix_cache import PrefixCache
 from radix_cache.events import AllBlocksCleared, BlockRemoved, BlockStored
-from radix_cache_service.event_sockets import EventSockets
-from radix_cache_service.event_stream import EventStream
-from radix_cache_service.event_wire import EventEncoder, lora_name_of
+from radix_cache_service.events.sockets import EventSockets
+from radix_cache_service.events.stream import EventStream
+from radix_cache_service.events.wire import EventEncoder, lora_name_of
 
 ANY = "127.0.0.1:0"
 WAIT_MS = 5000

@@ -13,10 +13,10 @@ from mirror import Mirror, walked
 
 from radix_cache import PrefixCache
 from radix_cache.events import AllBlocksCleared, BlockRemoved, BlockStored
-from radix_cache_service import event_stream
-from radix_cache_service.event_stream import EventBatch, EventStream
-from radix_cache_service.watches import Assembly
-from radix_cache_service.watching import messages_of
+from radix_cache_service.client.watches import Assembly
+from radix_cache_service.events import stream as event_stream
+from radix_cache_service.events.stream import EventBatch, EventStream
+from radix_cache_service.events.watching import messages_of
 
 
 class Stepped:

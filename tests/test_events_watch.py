@@ -28,9 +28,9 @@ from radix_cache.errors import (
 )
 from radix_cache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from radix_cache_service import AsyncClient, Client, ServerConfig, WatchedEvents
-from radix_cache_service.event_stream import EventStream
+from radix_cache_service.events.stream import EventStream
+from radix_cache_service.events.watching import watch
 from radix_cache_service.pb import prefix_cache_pb2 as pb
-from radix_cache_service.watching import watch
 
 WAIT_S = 20
 
@@ -265,7 +265,7 @@ def test_a_reader_that_keeps_up_misses_nothing() -> None:
 
 
 def test_the_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radix_cache_service.watching._MAX_QUEUED_BYTES", 5000)
+    monkeypatch.setattr("radix_cache_service.events.watching._MAX_QUEUED_BYTES", 5000)
 
     async def test(stream: EventStream, messages: Any) -> None:
         await anext(messages)

@@ -19,8 +19,8 @@ from service_process import ServerProcess, stub_to
 
 from radix_cache.stats import Counters
 from radix_cache_service import Client
-from radix_cache_service.metrics import BUCKETS_S, Latencies
 from radix_cache_service.pb import prefix_cache_pb2 as pb
+from radix_cache_service.telemetry.metrics import BUCKETS_S, Latencies
 
 METRICS = "127.0.0.1:0"
 DEADLINE_S = 20

@@ -18,11 +18,12 @@ import pytest
 from scraping import read_text, samples
 from service_process import ServerProcess, StartFailed, pack
 
-from radix_cache_service import AsyncClient, Client, Server, ServerConfig, scrape
-from radix_cache_service.figures import take_figures
-from radix_cache_service.metrics import CallMetrics, Latencies
+from radix_cache_service import AsyncClient, Client, Server, ServerConfig
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.servicer import Servicer
+from radix_cache_service.telemetry import scrape
+from radix_cache_service.telemetry.figures import take_figures
+from radix_cache_service.telemetry.metrics import CallMetrics, Latencies
 
 METRICS = "127.0.0.1:0"
 

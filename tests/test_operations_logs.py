@@ -17,8 +17,8 @@ import grpc
 import pytest
 from service_process import ServerProcess, pack, stub_to
 
-from radix_cache_service import logs
 from radix_cache_service.pb import prefix_cache_pb2 as pb
+from radix_cache_service.telemetry import logs
 
 DEADLINE_S = 20
 TOKENS = "3, 1, 3, 3, 7"
@@ -125,7 +125,7 @@ def test_of_an_error_there_are_types_and_places(form: str) -> None:
 def test_what_ends_a_process_or_a_thread_is_logged_without_its_text(ending: str) -> None:
     code = f"""
 import sys, threading
-from radix_cache_service.logs import set_up_logging
+from radix_cache_service.telemetry.logs import set_up_logging
 TOKENS = sys.argv[1]
 set_up_logging("json", "error")
 {ending}

@@ -139,7 +139,7 @@ def test_a_collector_that_is_gone_holds_up_nobody() -> None:
 
 
 def test_what_is_not_installed_is_named_before_a_port_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "radix_cache_service.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "radix_cache_service.telemetry.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
 
     async def make() -> None:

@@ -34,10 +34,10 @@ from security_help import (
 from service_process import ServerProcess, StartFailed, pack, reason_in
 
 from radix_cache.errors import InvalidArgument
-from radix_cache_service.access import TokenFile
+from radix_cache_service.access.rules import RULES
+from radix_cache_service.access.tokens import TokenFile
 from radix_cache_service.config import ServerConfig
 from radix_cache_service.pb import prefix_cache_pb2 as pb
-from radix_cache_service.rules import RULES
 
 PROMPT = (1, 2, 3, 4)
 UNAUTHENTICATED = (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", {})

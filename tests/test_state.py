@@ -35,9 +35,9 @@ from radix_cache_service.calls import batch_request
 from radix_cache_service.clock import CallClock
 from radix_cache_service.convert import Limits, read_batch
 from radix_cache_service.errors import PoolInUse
-from radix_cache_service.journal import Kind, SegmentReader, StateError
-from radix_cache_service.recovery import recover
-from radix_cache_service.state_dir import StateDir
+from radix_cache_service.state.directory import StateDir
+from radix_cache_service.state.journal import Kind, SegmentReader, StateError
+from radix_cache_service.state.recovery import recover
 
 
 @pytest.fixture

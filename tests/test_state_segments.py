@@ -10,7 +10,7 @@ from kept import Engine, Kept
 from test_state import grow, opened, refusal
 
 from radix_cache_service.errors import PoolInUse
-from radix_cache_service.keeper import Keeper
+from radix_cache_service.state.keeper import Keeper
 
 
 @pytest.fixture

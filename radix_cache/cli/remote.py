@@ -81,7 +81,7 @@ def connected(address: str) -> Iterator[Client]:
 
 
 def _token() -> str | None:
-    from radix_cache_service.access import is_token
+    from radix_cache_service.access.tokens import is_token
 
     path = _said("token_file")
     if path is None:

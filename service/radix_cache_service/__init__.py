@@ -7,13 +7,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from radix_cache_service.aio import AsyncClient
-    from radix_cache_service.client import Client
+    from radix_cache_service.client.aio import AsyncClient
+    from radix_cache_service.client.blocking import Client
+    from radix_cache_service.client.tls import Tls
+    from radix_cache_service.client.watches import WatchedEvents
     from radix_cache_service.config import ServerConfig
     from radix_cache_service.errors import LayoutMismatch
     from radix_cache_service.server import BindError, Server, serve
-    from radix_cache_service.tls import Tls
-    from radix_cache_service.watches import WatchedEvents
 
 __all__ = [
     "AsyncClient",
@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncClient": "aio",
+    "AsyncClient": "client.aio",
     "BindError": "server",
-    "Client": "client",
+    "Client": "client.blocking",
     "LayoutMismatch": "errors",
     "Server": "server",
     "ServerConfig": "config",
-    "Tls": "tls",
-    "WatchedEvents": "watches",
+    "Tls": "client.tls",
+    "WatchedEvents": "client.watches",
     "serve": "server",
 }
 

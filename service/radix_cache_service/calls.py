@@ -1,6 +1,7 @@
 """Operations into requests, answers into values: the clients' side of the schema.
 
-Nothing here remembers anything; what the answers mean for a client's leases is `radix_cache_service.books`' business.
+Nothing here remembers anything; what the answers mean for a client's leases is the business of
+`radix_cache_service.client.books`.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ from radix_cache.operations import Namespace, check_count, check_name, check_nam
 from radix_cache.pool_descriptor import PoolDescriptor
 from radix_cache.shares import make_shares
 from radix_cache.tokens import shown
-from radix_cache_service.access import TokenFile
-from radix_cache_service.addresses import check_address, check_host_and_port, is_local
-from radix_cache_service.clients import ClientLimits
+from radix_cache_service.access.addresses import check_address, check_host_and_port, is_local
+from radix_cache_service.access.limits import ClientLimits
+from radix_cache_service.access.tokens import TokenFile
 from radix_cache_service.clock import CallClock
-from radix_cache_service.event_settings import check_events
+from radix_cache_service.events.settings import check_events
 
 if TYPE_CHECKING:
-    from radix_cache_service.certificates import Certificates
+    from radix_cache_service.access.certificates import Certificates
 
 __all__ = ["LOG_FORMATS", "LOG_LEVELS", "ServerConfig", "message_limit", "setting"]
 
@@ -216,7 +216,7 @@ class ServerConfig:
             if (self.tls_certificate, self.tls_private_key, self.tls_client_ca) != (None, None, None):
                 raise InvalidArgument("tls_certificate and tls_private_key go together, and tls_client_ca with both")
             return None
-        from radix_cache_service.certificates import Certificates  # noqa: PLC0415 - no gRPC unless there is need
+        from radix_cache_service.access.certificates import Certificates  # noqa: PLC0415 - no gRPC unless there is need
 
         return Certificates(self.tls_certificate, self.tls_private_key, self.tls_client_ca)
 

@@ -14,12 +14,12 @@ from radix_cache import PrefixCache, settle_gc
 from radix_cache.errors import PoolExhausted, UnknownLease
 from radix_cache.operations import Allocate, Evict, Namespace, Operation, Outcome, Release, check_name
 from radix_cache.stats import LeaseInfo, TreeNode
+from radix_cache_service.access.guard import make_guard
 from radix_cache_service.config import ServerConfig
 from radix_cache_service.convert import Limits, answer, read_batch, read_request
-from radix_cache_service.guard import make_guard
-from radix_cache_service.metrics import CallMetrics
-from radix_cache_service.opening import new_epoch, open_ledger
 from radix_cache_service.pb import prefix_cache_pb2 as pb
+from radix_cache_service.state.opening import new_epoch, open_ledger
+from radix_cache_service.telemetry.metrics import CallMetrics
 from radix_cache_service.waiting import WaitingLine
 
 __all__ = ["Runner"]

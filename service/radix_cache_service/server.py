@@ -22,18 +22,18 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from radix_cache import settle_gc
 from radix_cache.errors import RadixCacheError
+from radix_cache_service.access.gate import Gate
 from radix_cache_service.config import ServerConfig
-from radix_cache_service.event_settings import replay_address_of
-from radix_cache_service.gate import Gate
+from radix_cache_service.events.settings import replay_address_of
 from radix_cache_service.health import Health
 from radix_cache_service.intake import Registry
-from radix_cache_service.logs import log_loop_error, set_up_logging
 from radix_cache_service.owner import check_owner, end_with_owner
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from radix_cache_service.servicer import Servicer
 from radix_cache_service.symbols import Symbols
-from radix_cache_service.telemetry import Telemetry
+from radix_cache_service.telemetry.logs import log_loop_error, set_up_logging
+from radix_cache_service.telemetry.service import Telemetry
 
 __all__ = ["SERVICE_NAME", "BindError", "Server", "serve"]
 

@@ -31,14 +31,14 @@ from radix_cache.errors import InvalidArgument, RadixCacheError
 from radix_cache_service.config import ServerConfig
 from radix_cache_service.convert import lease_info_of, namespace_stats_of, node_of, stats_of
 from radix_cache_service.errors import LayoutMismatch, abort, code_of, to_status
-from radix_cache_service.event_service import EventService
+from radix_cache_service.events.service import EventService
+from radix_cache_service.events.watching import watch
 from radix_cache_service.intake import MALFORMED
-from radix_cache_service.metrics import Call, CallMetrics
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from radix_cache_service.runner import Runner
 from radix_cache_service.streams import OpenStreams
-from radix_cache_service.watching import watch
+from radix_cache_service.telemetry.metrics import Call, CallMetrics
 
 __all__ = ["Servicer"]
 

@@ -15,7 +15,7 @@ import grpc
 
 from radix_cache.errors import DeadlineExceeded, RadixCacheError, ServiceUnavailable
 from radix_cache_service import Client
-from radix_cache_service.books import Books
+from radix_cache_service.client.books import Books
 
 _SHORT_S = (0.0002, 0.004)
 

@@ -1,0 +1,1 @@
+"""Who may do what, how much of it, and over which connections."""

@@ -1,0 +1,1 @@
+"""The events of a server, for whoever wants to know what is cached: over ZeroMQ, over gRPC."""
