@@ -29,10 +29,10 @@ def _seconds_for_turnover(num_leaves: int, num_locked: int) -> float:
     times = []
     for turn in range(5):
         prompts = _one_token_prompts(num_leaves + 1_000 * turn, 1_000)
-        start = time.perf_counter()
+        start = time.process_time()
         for tokens in prompts:
             tree.insert(tokens, tree.evict(1))
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert tree.num_protected_blocks == len(held)
     return min(times)
 

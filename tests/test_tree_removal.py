@@ -258,9 +258,9 @@ class TestDepth:
             times = []
             for _ in range(3):
                 tree, tokens = chain(depth)  # a new one each time: the first release of it all joins its nodes
-                start = time.perf_counter()
+                start = time.process_time()
                 tree.release(tree.match_prefix(tokens))
-                times.append(time.perf_counter() - start)
+                times.append(time.process_time() - start)
                 assert tree.num_nodes < 3
             return min(times)
 
