@@ -71,7 +71,11 @@ class Terminal:
 
     def finish(self, seconds: float = 20) -> int:
         """Read to the end; return the exit status."""
-        while select.select([self._ours], [], [], seconds)[0] and self._read():
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends and select.select([self._ours], [], [], seconds)[0] and self._read():
             pass
         os.close(self._ours)
-        return self.process.wait(seconds)
+        try:
+            return self.process.wait(seconds)
+        finally:
+            self.process.kill()
