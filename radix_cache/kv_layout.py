@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 from radix_cache.errors import InvalidArgument
 from radix_cache.operations import MAX_BLOCKS, check_count
@@ -130,8 +130,8 @@ def size_pool(layout: KVLayout, budget: str | float, free_bytes: int | None = No
 
 def _read_budget(budget: Any, free_bytes: int | None) -> tuple[int, str]:
     """Return the bytes, and the budget in words."""
-    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
-        return budget, "the budget"
+    if isinstance(budget, SupportsIndex) and not isinstance(budget, bool) and int(budget) > 0:
+        return int(budget), "the budget"
     share = _as_share(budget)
     if share is None:
         return _as_bytes(budget), str(budget)
@@ -139,6 +139,7 @@ def _read_budget(budget: Any, free_bytes: int | None) -> tuple[int, str]:
         raise InvalidArgument(f"budget: a share of the free memory is above 0 and at most 1, not {shown(budget)}")
     if free_bytes is None:
         raise InvalidArgument(f"budget: {budget!r} is a share of the free memory, and free_bytes is not said")
+    check_count(free_bytes, "free_bytes", most=2**63)
     return int(free_bytes * share), f"{share:g} of {free_bytes:,} bytes free"
 
 
@@ -155,4 +156,7 @@ def _as_bytes(budget: Any) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", budget) if isinstance(budget, str) else None
     if not found or found[2].lower() not in _UNITS:
         raise InvalidArgument(f"budget: {shown(budget)} is neither a size such as '8 GiB' nor a share such as '0.9'")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    num_bytes = float(found[1]) * _UNITS[found[2].lower()]
+    if num_bytes >= 2**63:
+        raise InvalidArgument(f"budget: {shown(budget)} is beyond 2**63 bytes")
+    return int(num_bytes)

@@ -3,7 +3,8 @@
 It is JSON and nothing but JSON: a pickle would run whatever its sender likes. Every pool has a file, whose first page
 names the pool; the KV follows in it (CPU), or lies on a GPU and is found by the handle. The owner keeps the file
 locked for as long as it lives, and the kernel drops the lock when it dies, however it dies. So whoever can open the
-file can tell a live owner from a dead one, and neither process ids nor time are needed. Needs no torch.
+file can tell a live owner from a dead one, and neither process ids nor time are needed. They ask without locking
+anything themselves, or they would seem to be owners to each other. Needs no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import struct
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,23 @@ from radix_cache.kv_layout import KVLayout
 from radix_cache.operations import check_count, check_name
 from radix_cache.tokens import shown
 
-__all__ = ["HEADER_BYTES", "CudaHandle", "PoolDescriptor", "PoolGone", "header_of"]
+__all__ = [
+    "HEADER_BYTES",
+    "CudaHandle",
+    "PoolDescriptor",
+    "PoolGone",
+    "header_of",
+    "is_owned",
+    "lock_owned",
+    "lock_removal",
+]
 
 HEADER_BYTES = 4096
 _MAGIC = b"radix-cache KV pool 1\n"
 _MAX_JSON = 64 * 1024
+# Bytes of the file that stand for more than they hold. Locks go with the open file, as of Linux 3.15, not the process.
+_OWNED, _REMOVED = 0, 1
+_LOCK = "hhqqi"  # struct flock
 
 
 class PoolGone(RadixCacheError, ConnectionError):
@@ -75,7 +89,7 @@ class PoolDescriptor:
 
     def __post_init__(self) -> None:
         check_name(self.pool_id, "pool_id")
-        if not isinstance(self.path, str) or not Path(self.path).is_absolute():
+        if not _is_absolute(self.path):
             raise InvalidArgument(f"path is an absolute path, not {shown(self.path)}")
         check_count(self.num_blocks, "num_blocks", 1)
         check_count(self.num_reserved_blocks, "num_reserved_blocks", 0, self.num_blocks - 1)
@@ -113,8 +127,8 @@ class PoolDescriptor:
             return cls.from_json(source)
         try:
             return cls.from_json(Path(source).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not a text"
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not the name of a file with text"
             raise InvalidArgument(f"pool descriptor {shown(source)}: {reason}") from error
 
     def open_file(self) -> int:
@@ -128,24 +142,26 @@ class PoolDescriptor:
             raise PoolGone(f"the pool's file {self.path} is gone: its owner has ended") from None
         except OSError as error:
             raise InvalidArgument(f"the pool's file {self.path}: {error.strerror}") from error
-        header = header_of(self.pool_id)
-        if os.pread(file, len(header), 0) != header:
+        if not self._is_named(file):
             os.close(file)
             raise PoolGone(f"the pool's file {self.path} is another pool's: the owner of this one has ended")
         return file
 
+    def _is_named(self, file: int) -> bool:
+        header = header_of(self.pool_id)
+        try:
+            return os.pread(file, len(header), 0) == header
+        except OSError:  # a pipe, say
+            return False
+
     def is_owner_alive(self) -> bool:
-        """Tell whether the owner still runs. Three system calls, nothing is changed."""
+        """Tell whether the owner still runs. Four system calls, nothing is changed or locked."""
         try:
             file = self.open_file()
         except PoolGone:
             return False
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        else:
-            return False
+            return is_owned(file)
         finally:
             os.close(file)
 
@@ -153,6 +169,33 @@ class PoolDescriptor:
 def header_of(pool_id: str) -> bytes:
     """Return what the file of a pool begins with."""
     return _MAGIC + pool_id.encode() + b"\n"
+
+
+def lock_owned(file: int) -> None:
+    """Own a pool's file until it is closed. Raises `BlockingIOError` if somebody does."""
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _lock_of(_OWNED))
+
+
+def is_owned(file: int) -> bool:
+    """Tell whether somebody with another open file owns it."""
+    answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _lock_of(_OWNED))
+    return bool(struct.unpack(_LOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+def lock_removal(file: int) -> None:
+    """Wait to be the only one that thinks about removing this file, until it is closed."""
+    fcntl.fcntl(file, fcntl.F_OFD_SETLKW, _lock_of(_REMOVED))
+
+
+def _lock_of(byte: int) -> bytes:
+    return struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+
+
+def _is_absolute(path: object) -> bool:
+    try:
+        return isinstance(path, str) and Path(path).is_absolute() and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def _checked(kind: type[Any], said: object, what: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -98,6 +99,7 @@ def test_the_arithmetic_is_shown() -> None:
         ("0.0", "above 0"),
         (float("nan"), "above 0"),
         ("100 KiB", "is 102,400 bytes, one block has 368,640"),
+        (f"{'9' * 400} GiB", r"is beyond 2\*\*63 bytes"),
     ],
 )
 def test_bad_budgets(budget: object, message: str) -> None:
@@ -108,6 +110,9 @@ def test_bad_budgets(budget: object, message: str) -> None:
 def test_a_share_of_what_is_not_known() -> None:
     with pytest.raises(InvalidArgument, match="free_bytes is not said"):
         size_pool(LAYOUT, 0.9)
+    for free_bytes in (-5, "10", 1.5):
+        with pytest.raises(InvalidArgument, match="free_bytes is"):
+            size_pool(LAYOUT, 0.9, free_bytes)
 
 
 def test_docs() -> None:
@@ -143,6 +148,8 @@ def changed(**fields: object) -> str:
         (changed(num_blocks="8"), "num_blocks is an integer"),
         (changed(num_reserved_blocks=8), "num_reserved_blocks is at least 0 and at most 7"),
         (changed(path="../pool"), "path is an absolute path, not '../pool'"),
+        (changed(path="/pool\0"), "path is an absolute path"),
+        (changed(path="/pool\ud800"), "path is an absolute path"),
         (changed(pool_id=""), "pool_id is a string of 1"),
         (changed(cuda={}), "a cuda needs the field 'device_uuid'"),
     ],
@@ -161,6 +168,8 @@ def test_bad_handles(field: str, value: object) -> None:
 def test_a_descriptor_without_its_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="No such file"):
         PoolDescriptor.read(str(tmp_path / "none"))
+    with pytest.raises(InvalidArgument, match="not the name of a file with text"):
+        PoolDescriptor.read("a\0b")
     assert not DESCRIPTOR.is_owner_alive()
     with pytest.raises(PoolGone, match="/nowhere/pool is gone"):
         DESCRIPTOR.open_file()
@@ -172,6 +181,8 @@ def test_another_pool_under_its_name(tmp_path: Path) -> None:
     assert not descriptor.is_owner_alive()
     with pytest.raises(PoolGone, match="is another pool's"):
         descriptor.open_file()
+    os.mkfifo(tmp_path / "pipe")
+    assert not replace(DESCRIPTOR, path=str(tmp_path / "pipe")).is_owner_alive()
 
 
 def test_no_torch_is_needed() -> None:

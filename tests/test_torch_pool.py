@@ -191,6 +191,30 @@ def test_random_tables_against_a_dict() -> None:
         (lambda pool: pool.poison([12]), InvalidBlocks, "block 12"),
         (lambda pool: pool.write(0, torch.tensor([1]), *states(pool, 2)), InvalidArgument, r"of shape \(1, 2, 4\)"),
         (lambda pool: pool.write(0, torch.tensor([1]), states(pool, 1)[0]), InvalidArgument, "NHD takes 2"),
+        (lambda pool: pool.copy_blocks(torch.tensor([1, 2]), torch.tensor([3, 3])), InvalidBlocks, "block 3 is named"),
+        (
+            lambda pool: pool.write(2, torch.tensor([1]), *states(pool, 1)),
+            InvalidArgument,
+            "layer is at least 0 and at",
+        ),
+        (lambda pool: pool.write(-1, torch.tensor([1]), *states(pool, 1)), InvalidArgument, "layer is at least 0"),
+        (lambda pool: pool.gather(2, [1], 1), InvalidArgument, "layer is at least 0 and at most 1, not 2"),
+        (lambda pool: pool.write(0, [1], *states(pool, 1)), InvalidArgument, "type int64, not list"),
+        (
+            lambda pool: pool.write(0, torch.tensor([1.0]), *states(pool, 1)),
+            InvalidArgument,
+            r"not \(1,\) torch.float32",
+        ),
+        (
+            lambda pool: KVPool(pool.layout, 3, memory=torch.zeros(1537, dtype=torch.uint8)[1:]),
+            InvalidArgument,
+            "begins",
+        ),
+        (
+            lambda pool: KVPool(pool.layout, 3, memory=torch.zeros(3072, dtype=torch.uint8)[::2]),
+            InvalidArgument,
+            "conti",
+        ),
         (lambda pool: KVPool(pool.layout, 0), InvalidArgument, "num_blocks is at least 1"),
         (lambda pool: KVPool(pool.layout, 3, num_reserved_blocks=3), InvalidArgument, "num_reserved_blocks"),
         (lambda pool: KVPool(pool.layout, 3, memory=torch.zeros(5)), InvalidArgument, "memory is 1536 bytes of uint8"),
@@ -200,6 +224,15 @@ def test_bad_arguments_change_nothing(call: object, error: type[Exception], mess
     pool = make_pool()
     with pytest.raises(error, match=message):
         call(pool)
+    assert not pool.kv.any()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("bad", [-1, 48])
+def test_a_slot_that_is_none_is_refused_before_anything_is_written(order: str, bad: int) -> None:
+    pool = make_pool(order)
+    with pytest.raises(InvalidArgument, match=f"slots are 0 to 47 in this pool, not {bad}"):
+        pool.write(0, torch.tensor([1, bad]), *states(pool, 2))
     assert not pool.kv.any()
 
 

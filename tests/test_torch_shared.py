@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from radix_cache.errors import InvalidArgument  # noqa: E402
+from radix_cache.pool_descriptor import lock_owned  # noqa: E402
 from radix_cache.torch_pool import (  # noqa: E402
     KVLayout,
     PoolDescriptor,
@@ -49,7 +51,7 @@ for line in sys.stdin:
 
 class Process:
     def __init__(self) -> None:
-        command = [sys.executable, "-W", "error", "-c", PROCESS]
+        command = [sys.executable, "-u", "-W", "error", "-c", PROCESS]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
@@ -155,6 +157,61 @@ def test_a_live_owner_s_path_is_not_taken(pool: SharedKVPool) -> None:
         share_pool(LAYOUT, 8, path=path)
     pool.check_owner()
     assert sorted(item.name for item in path.parent.iterdir()) == ["pool"]
+
+
+def test_who_only_asks_holds_nothing(tmp_path: Path) -> None:
+    """A dead owner stays dead and its path can be had, however many ask for it meanwhile."""
+    path, other = tmp_path / "pool", tmp_path / "other"
+    with running() as owner:
+        owner.do(f"pool = share_pool(layout, 8, path={str(path)!r}); print()")
+        owner.kill()
+    left = path.read_bytes()
+    dead = PoolDescriptor(left.split(b"\n")[1].decode(), str(path), LAYOUT, 8)
+    ended, seen = threading.Event(), []
+
+    def ask() -> None:
+        while not ended.is_set():
+            seen.append(dead.is_owner_alive())
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    for _ in range(200):
+        other.write_bytes(left)
+        other.rename(path)
+        share_pool(LAYOUT, 8, path=path).close()
+    ended.set()
+    for thread in asking:
+        thread.join()
+    assert seen
+    assert not any(seen)
+
+
+@pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no /dev/shm")
+def test_what_a_killed_maker_left_is_removed() -> None:
+    fresh, old, owned = (SHARED_MEMORY / f".radix-cache-kv-test-{os.urandom(8).hex()}.new" for _ in range(3))
+    try:
+        for path in (fresh, old, owned):
+            path.write_bytes(b"")
+        for path in (old, owned):
+            os.utime(path, (0, 0))
+        with owned.open("r+b") as file:
+            lock_owned(file.fileno())
+            share_pool(LAYOUT, 8).close()
+            assert [path.exists() for path in (fresh, old, owned)] == [True, False, True]
+    finally:
+        for path in (fresh, old, owned):
+            path.unlink(missing_ok=True)
+
+
+def test_what_is_no_pool_s(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="a pool descriptor is a JSON text"):
+        attach_pool(None)
+    with pytest.raises(InvalidArgument, match="num_blocks is an integer, not '8'"):
+        share_pool(LAYOUT, "8", path=tmp_path / "pool")
+    with pytest.raises(InvalidArgument, match="device is a CPU or a CUDA device, not meta"):
+        share_pool(LAYOUT, 8, "meta", path=tmp_path / "pool")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_is_no_pool_is_not_touched(tmp_path: Path) -> None:

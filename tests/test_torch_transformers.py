@@ -321,7 +321,7 @@ def test_bad_arguments() -> None:
         with pytest.raises(InvalidArgument, match=message):
             Generator(model, KVPool(wrong, blocks), PrefixCache(64, 4))
     generator = Generator(model, KVPool(layout, 4), PrefixCache(4, 4))
-    with pytest.raises(InvalidArgument, match="18 tokens take 5 blocks, the pool has 4"):
+    with pytest.raises(InvalidArgument, match="17 tokens take 5 blocks, the pool has 4"):
         generator.submit(range(10), 8)
     with pytest.raises(InvalidArgument, match="number of prompt tokens is at least 1"):
         generator.submit([], 8)

@@ -18,10 +18,11 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 
 from radix_cache.errors import InvalidArgument
 from radix_cache.kv_layout import KVLayout
-from radix_cache.tokens import BlockIds
+from radix_cache.operations import check_count
+from radix_cache.tokens import BlockIds, shown
 from radix_cache.torch_pool import KVPool
 
-__all__ = ["PagedCache", "forward_arguments", "layout_of"]
+__all__ = ["PagedCache", "forward_arguments", "layout_of", "longest_request"]
 
 
 class PagedCache(Cache):  # type: ignore[misc] # transformers has no types
@@ -90,10 +91,15 @@ def layout_of(model: Any, block_size: int, dtype: torch.dtype | None = None, ord
     Runs the model on one token and looks at what it caches: a key and a value of one shape, or a latent in two parts
     (MLA). Raises `InvalidArgument` for a model that caches something else.
     """
+    if order not in ("NHD", "HND"):
+        raise InvalidArgument(f"order is 'NHD' or 'HND', and MLA where the model has it, not {shown(order)}")
     cache = DynamicCache(config=model.config)
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    with torch.inference_mode():
-        model(input_ids=token, **forward_arguments(cache))
+    try:
+        with torch.inference_mode():
+            model(input_ids=token, **forward_arguments(cache))
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidArgument(f"{type(model).__name__} does not run on a standard cache: {error}") from error
     shapes = {_shapes(layer) for layer in cache.layers}
     if len(shapes) != 1:
         raise InvalidArgument(f"all layers must cache alike, and these cache {sorted(shapes)}")
@@ -106,6 +112,25 @@ def layout_of(model: Any, block_size: int, dtype: torch.dtype | None = None, ord
     raise InvalidArgument(
         f"keys of {heads} x {key_dim} and values of {value_heads} x {value_dim} do not fit one layout"
     )
+
+
+def longest_request(config: Any, max_tokens: int | None = None) -> int | None:
+    """Return how many tokens a request may have: ``max_tokens``, else what the model was made for; None: any number.
+
+    Models that rotate keys otherwise in long requests than in short ones (dynamic NTK, LongRoPE) have prefixes that
+    long and short ones can't share, so they are held to the short ones. Raises `InvalidArgument` for a ``max_tokens``
+    beyond those.
+    """
+    most: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    varying = next((kind for kind in kinds if kind.get("rope_type") in ("dynamic", "longrope")), None)
+    if varying is not None:
+        most = varying.get("original_max_position_embeddings") or most
+        if max_tokens is not None and most is not None and max_tokens > most:
+            kind = varying["rope_type"]
+            raise InvalidArgument(f"max_tokens is at most {most} with rope_type {kind}, not {max_tokens}")
+    return most if max_tokens is None else check_count(max_tokens, "max_tokens", 1)
 
 
 def _shapes(layer: Any) -> tuple[tuple[int, int], tuple[int, int]]:

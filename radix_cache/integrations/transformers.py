@@ -9,22 +9,25 @@ step is one batch, so one message. The rules are those of docs/engines.md:
 - Whole blocks are published as soon as their kernels have ended, in the middle of a prompt too.
 - The block table is read anew for each pass: blocks that others had published first take the place of one's own.
 - When blocks run out, the youngest request gives up its lease. What it published stays cached, and it resumes later.
-- Each step names every lease before it computes, and computes nothing past the client's ``valid_until``. A request
-  whose lease is gone, or whose namespace was reset, begins again.
+- Each step names every lease before it computes, and neither computes nor copies past the client's ``valid_until``. A
+  request whose lease is gone, or whose namespace was reset, begins again.
+- A request that fails is given up alone. A message that fails as a whole is sent again with the next step, but for what
+  was to be freed: that may have been done, and the blocks may be others' by then, so they go back with the release.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Set
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
-from radix_cache.errors import InvalidArgument, PoolExhausted, StaleLease, UnknownLease
-from radix_cache.integrations.paged import PagedCache, forward_arguments, layout_of
+from radix_cache.errors import InvalidArgument, InvalidTokens, PoolExhausted, RadixCacheError, StaleLease, UnknownLease
+from radix_cache.integrations.paged import PagedCache, forward_arguments, layout_of, longest_request
+from radix_cache.integrations.request import Request
 from radix_cache.operations import check_count, check_namespace
 from radix_cache.tokens import pack_tokens, unpack_tokens
 from radix_cache.torch_pool import KVPool, SharedKVPool
@@ -39,49 +42,6 @@ def greedy(logits: torch.Tensor) -> int:
     return int(logits.argmax())
 
 
-@dataclass(eq=False)
-class Request:
-    """A prompt and what is generated from it. Attributes are read-only to callers.
-
-    tokens: the prompt, then what was sampled. num_reused_tokens: of the prompt, found in the cache when it was first
-    admitted. num_prefill_tokens: of the prompt, computed before the first token was sampled: all that was not reused,
-    and what was lost to a preemption in between. num_preemptions: how often it gave way.
-    """
-
-    tokens: list[int]
-    num_prompt_tokens: int
-    stop_at: int
-    stop_ids: frozenset[int]
-    submitted_at: float
-    first_token_at: float | None = None
-    num_reused_tokens: int | None = None
-    num_prefill_tokens: int = 0
-    num_preemptions: int = 0
-    lease: Any = None
-    num_computed: int = field(default=0)  # tokens whose KV is in the lease's blocks
-
-    @property
-    def computed(self) -> list[int]:
-        """The tokens whose KV is in the lease's blocks."""
-        return self.tokens[: self.num_computed]
-
-    @property
-    def new_tokens(self) -> list[int]:
-        """What was generated so far."""
-        return self.tokens[self.num_prompt_tokens :]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it came to its end."""
-        num_new = len(self.tokens) - self.num_prompt_tokens
-        return len(self.tokens) >= self.stop_at or bool(num_new and self.tokens[-1] in self.stop_ids)
-
-    @property
-    def ttft_s(self) -> float | None:
-        """Seconds from `Generator.submit` to the first token; None before."""
-        return None if self.first_token_at is None else self.first_token_at - self.submitted_at
-
-
 class Generator:
     """Runs requests of one model to their end, round robin. For one thread.
 
@@ -89,7 +49,9 @@ class Generator:
     client, of the pool's size. namespace: everything that the KV depends on: model, weights, adapter, tenant. batch: a
     client's ``session().batch``, in place of the cache's. max_running: requests at once. num_chunk_tokens: of a prompt
     in one step. copies_partial: reuse the beginnings of blocks too. sample: from logits ``[vocabulary]`` to a token.
-    clock: for `Request.ttft_s`.
+    max_tokens: the longest request, prompt and answer; None: what the model was made for (`longest_request`).
+    patience_s: for so long the oldest request waits for others' blocks while nothing runs here; then it fails with
+    `PoolExhausted`. clock: for `Request.ttft_s`. A context manager, which ends with `close`.
     Raises `InvalidArgument` where model, pool and cache do not fit each other.
     """
 
@@ -105,6 +67,8 @@ class Generator:
         num_chunk_tokens: int = 256,
         copies_partial: bool = True,
         sample: Sample = greedy,
+        max_tokens: int | None = None,
+        patience_s: float = 60,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.waiting: deque[Request] = deque()
@@ -115,12 +79,21 @@ class Generator:
         self._max_running = check_count(max_running, "max_running", 1)
         self._num_chunk_blocks = -(-check_count(num_chunk_tokens, "num_chunk_tokens", 1) // pool.block_size)
         self._num_usable_blocks = self._check_fit(cache.describe())
+        self._num_vocabulary = model.get_input_embeddings().weight.shape[0]
+        self._max_tokens = longest_request(model.config, max_tokens)
         self._closing: list[tuple[Any, list[int]]] = []  # leases to release, with the tokens computed
         self._redundant: list[tuple[Any, Any]] = []  # leases with the blocks that they don't need any more
+        self._ended: list[Request] = []
+        self._errors: list[Exception] = []
         self._is_short = False
+        self._patience_s = patience_s
+        self._refusal: PoolExhausted | None = None  # of the last message
+        self._idle_since: float | None = None  # for want of blocks
 
     def _check_fit(self, cache: Any) -> int:
         pool, wanted = self._pool, layout_of(self._model, self._pool.block_size)
+        if (pool.layout.order == "MLA") != (wanted.order == "MLA"):
+            raise InvalidArgument(f"order is {pool.layout.order} in the pool, and the model needs {wanted.order}")
         for name in ("num_layers", "head_dim", "num_kv_heads"):
             here, there = getattr(pool.layout, name), getattr(wanted, name)
             if here != there:
@@ -128,6 +101,9 @@ class Generator:
         for name, here in (("block_size", pool.block_size), ("num_blocks", pool.num_blocks)):
             if getattr(cache, name) != here:
                 raise InvalidArgument(f"{name} is {here} in the pool and {getattr(cache, name)} in the cache")
+        if cache.num_reserved_blocks < pool.num_reserved_blocks:
+            here, there = pool.num_reserved_blocks, cache.num_reserved_blocks
+            raise InvalidArgument(f"num_reserved_blocks is {here} in the pool and {there} in the cache")
         return int(cache.num_blocks - cache.num_reserved_blocks)
 
     # What callers do.
@@ -135,20 +111,58 @@ class Generator:
     def submit(self, tokens: Iterable[int], max_new_tokens: int, stop_ids: Collection[int] = ()) -> Request:
         """Queue a prompt and return its request; it ends after so many tokens, or with one of ``stop_ids``.
 
-        Raises `InvalidArgument` for an empty prompt, and for one that the whole pool can't hold; `InvalidTokens`.
+        Raises `InvalidTokens` for what the model has no embedding of, `InvalidArgument` for an empty prompt, and for a
+        request that is too long for the model or for the whole pool.
         """
-        prompt = list(unpack_tokens(pack_tokens(tokens)))
+        prompt = self._check_prompt(tokens)
         n = check_count(len(prompt), "number of prompt tokens", 1)
         stop_at = n + check_count(max_new_tokens, "max_new_tokens", 1)
-        num_blocks = -(-stop_at // self._pool.block_size)
+        if self._max_tokens is not None and stop_at > self._max_tokens:
+            raise InvalidArgument(f"prompt and answer have {stop_at} tokens, the model is for {self._max_tokens}")
+        num_blocks = -(-(stop_at - 1) // self._pool.block_size)  # the last token is sampled and not computed
         if num_blocks > self._num_usable_blocks:
-            raise InvalidArgument(f"{stop_at} tokens take {num_blocks} blocks, the pool has {self._num_usable_blocks}")
-        request = Request(prompt, n, stop_at, frozenset(stop_ids), self._clock())
+            raise InvalidArgument(
+                f"{stop_at - 1} tokens take {num_blocks} blocks, the pool has {self._num_usable_blocks}"
+            )
+        stops = frozenset(unpack_tokens(pack_tokens(list(stop_ids) if isinstance(stop_ids, Set) else stop_ids)))
+        request = Request(prompt, n, stop_at, stops, self._clock())
         self.waiting.append(request)
         return request
 
+    def _check_prompt(self, tokens: Iterable[int]) -> list[int]:
+        prompt = list(unpack_tokens(pack_tokens(tokens)))
+        if prompt and (most := max(prompt)) >= self._num_vocabulary:
+            index = prompt.index(most)
+            raise InvalidTokens(f"token {most} at {index}: the model has {self._num_vocabulary} embeddings", index)
+        return prompt
+
+    def cancel(self, request: Request) -> None:
+        """Give a request up, or nothing if it is over. Its lease goes back with the next step; what was published stays
+        cached.
+        """
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.running:
+            self._close(request)
+
+    def close(self) -> None:
+        """Give up all requests, and give back all leases in a last message. Raises what the cache raises."""
+        for request in (*self.waiting, *self.running):
+            self.cancel(request)
+        while self._closing:
+            self._wait_for_kernels()
+            self._ask()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def run(self) -> None:
-        """Step until nothing is left to do."""
+        """Step until nothing is left to do. Raises what a step raises; to go on, run again."""
         while self.is_busy:
             self.step()
 
@@ -160,7 +174,9 @@ class Generator:
     def step(self) -> list[Request]:
         """One message to the cache, then a forward pass for each request that has blocks; return those that ended.
 
-        Raises `PoolGone` when the owner of a shared pool has ended, and whatever the cache raises but `PoolExhausted`.
+        A request that fails (what the cache says of it alone, its forward pass, its ``sample``) is given up, its
+        ``error`` is set, and, when all others have had their turn, raised. Raises `PoolGone` when the owner of a shared
+        pool has ended, and whatever the message to the cache raises; another step begins where this one ended.
         """
         if isinstance(self._pool, SharedKVPool):
             self._pool.check_owner()
@@ -171,34 +187,73 @@ class Generator:
             if valid_until is not None and time.monotonic() > valid_until:
                 break  # their leases may have run out: ask first
             if request.lease is not None:  # not preempted just now
-                self._compute(request)
-        if not ready and self.is_busy:
-            time.sleep(0.002)  # others have all the blocks
-        return self._take_ended()
+                self._advance(request)
+        self._wait(is_idle=not ready and self.is_busy)
+        if self._errors:
+            errors, self._errors = self._errors, []
+            raise errors[0]
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _advance(self, request: Request) -> None:
+        try:
+            if request.to_copy is not None:
+                self._pool.copy_blocks(*([block_id] for block_id in request.to_copy))
+                request.to_copy = None
+            self._compute(request)
+        except Exception as error:  # noqa: BLE001 - the model's and the caller's code
+            self._give_up(request, error)
+        else:
+            if request.is_over:
+                self._close(request)
+                self._ended.append(request)
+
+    def _wait(self, is_idle: bool) -> None:
+        """Others have all the blocks, or there are not enough under a limit of the namespace."""
+        if not is_idle:
+            self._idle_since = None
+            return
+        time.sleep(0.002)
+        self._idle_since = self._idle_since or time.monotonic()
+        if self.waiting and self._refusal and time.monotonic() - self._idle_since > self._patience_s:
+            self._idle_since = None
+            self._give_up(self.waiting.popleft(), self._refusal)
+
+    def _give_up(self, request: Request, error: Exception) -> None:
+        request.error = error
+        self._errors.append(error)
+        if request.lease is not None:
+            self._close(request)
 
     # The message: what is complete, and what the next passes need.
 
     def _ask(self) -> list[Request]:
         """Return the requests whose table covers their next chunk."""
-        admitted = self._next_waiting()
-        closing, self._closing = self._closing, []
+        admitted, closing = self._next_waiting(), tuple(self._closing)
         redundant, self._redundant = self._redundant, []
-        with self._begin_batch(strict=True) as batch:  # strict: where the old must wait, the young don't overtake
-            for lease, block_ids in redundant:
-                batch.free(lease, block_ids)
-            for lease, computed in closing:
-                self._publish(batch, lease, computed)
-                batch.release(lease)
-            inserted = [self._publish(batch, request.lease, request.computed) for request in self.running]
-            grown = [batch.allocate(request.lease, num_tokens=self._target(request)) for request in self.running]
-            opened = [self._match(batch, request) for request in admitted]
+        self._refusal = None
+        try:
+            with self._begin_batch(strict=True) as batch:  # strict: where the old must wait, the young don't overtake
+                for lease, block_ids in redundant:
+                    batch.free(lease, block_ids)
+                for lease, computed in closing:
+                    self._publish(batch, lease, computed)
+                    batch.release(lease)
+                inserted = [self._publish(batch, request.lease, request.computed) for request in self.running]
+                grown = [batch.allocate(request.lease, num_tokens=self._target(request)) for request in self.running]
+                opened = [self._match(batch, request) for request in admitted]
+        except BaseException:
+            self.waiting.extendleft(reversed(admitted))
+            raise
+        del self._closing[: len(closing)]
         answers = zip(list(self.running), inserted, grown, strict=True)
         ready = [request for request, published, added in answers if self._goes_on(request, published, added)]
         self._is_short = len(ready) < len(self.running)
         if self._is_short:
             self._preempt(self.running[-1])
         begun = [request for request, answer in zip(admitted, opened, strict=True) if self._has_begun(request, answer)]
-        self.waiting.extendleft(request for request in reversed(admitted) if request.lease is None)
+        unheard = [request for request in admitted if request.lease is None and request.error is None]
+        self.waiting.extendleft(reversed(unheard))
         return ready + begun
 
     def _goes_on(self, request: Request, published: Any, added: Any) -> bool:
@@ -206,12 +261,14 @@ class Generator:
         try:
             if published is not None and len(published.result().redundant_block_ids):
                 self._redundant.append((request.lease, published.result().redundant_block_ids))
-            return _is_granted(added)
+            return self._is_granted(added)
         except (UnknownLease, StaleLease):
             request.num_computed = 0
             self._close(request)
             self.waiting.appendleft(request)
-            return False
+        except RadixCacheError as error:
+            self._give_up(request, error)
+        return False
 
     def _next_waiting(self) -> list[Request]:
         num_seats = 0 if self._is_short else self._max_running - len(self.running)
@@ -241,16 +298,28 @@ class Generator:
         )
 
     def _has_begun(self, request: Request, answer: Any) -> bool:
-        if not _is_granted(answer):
+        try:
+            if not self._is_granted(answer):
+                return False
+        except RadixCacheError as error:
+            self._give_up(request, error)
             return False
         request.lease = lease = answer.result()
         request.num_computed = lease.num_cached_tokens + lease.num_partial_tokens
         if lease.partial_block_id is not None:  # into the first block of its own
             own = lease.block_table[lease.num_cached_tokens // self._pool.block_size]
-            self._pool.copy_blocks([lease.partial_block_id], [own])
+            request.to_copy = lease.partial_block_id, own
         if request.num_reused_tokens is None:
             request.num_reused_tokens = request.num_computed
         self.running.append(request)
+        return True
+
+    def _is_granted(self, answer: Any) -> bool:
+        try:
+            answer.result()
+        except PoolExhausted as refusal:
+            self._refusal = self._refusal or refusal
+            return False
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -261,13 +330,7 @@ class Generator:
     def _close(self, request: Request) -> None:
         self.running.remove(request)
         self._closing.append((request.lease, request.computed))
-        request.lease = None
-
-    def _take_ended(self) -> list[Request]:
-        ended = [request for request in self.running if request.is_over]
-        for request in ended:
-            self._close(request)
-        return ended
+        request.lease = request.to_copy = None
 
     # The model.
 
@@ -278,22 +341,15 @@ class Generator:
         paged = PagedCache(self._pool, request.lease.block_table, start, end)
         tokens = torch.tensor([request.tokens[start:end]], device=self._model.device)
         logits = self._model(input_ids=tokens, **forward_arguments(paged)).logits
+        sampled = [self._sample(logits[0, -1])] if end == len(request.tokens) else []
         request.num_computed = end
         if request.first_token_at is None:
             request.num_prefill_tokens += end - start
-        if end == len(request.tokens):
-            request.tokens.append(self._sample(logits[0, -1]))
+        if sampled:
+            request.tokens += sampled
             request.first_token_at = request.first_token_at or self._clock()
 
     def _wait_for_kernels(self) -> None:
         """What is published must be complete, and a chunk that sampled nothing may be under way."""
         if self._pool.device.type == "cuda":
             torch.cuda.current_stream(self._pool.device).synchronize()
-
-
-def _is_granted(answer: Any) -> bool:
-    try:
-        answer.result()
-    except PoolExhausted:
-        return False
-    return True

@@ -11,10 +11,10 @@ until another owner comes; then it is removed. An engine that dies leaves nothin
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import tempfile
+import time
 import weakref
 from contextlib import suppress
 from dataclasses import replace
@@ -26,13 +26,23 @@ import torch
 
 from radix_cache.errors import InvalidArgument
 from radix_cache.kv_layout import KVLayout
-from radix_cache.pool_descriptor import HEADER_BYTES, PoolDescriptor, PoolGone, header_of
+from radix_cache.operations import check_count
+from radix_cache.pool_descriptor import (
+    HEADER_BYTES,
+    PoolDescriptor,
+    PoolGone,
+    header_of,
+    is_owned,
+    lock_owned,
+    lock_removal,
+)
 from radix_cache.torch_pool import cuda_ipc
 from radix_cache.torch_pool.storage import KVPool
 
 __all__ = ["SharedKVPool", "attach_pool", "share_pool"]
 
 _PREFIX = "radix-cache-kv-"
+_MAKING_S = 60  # so old an unowned file without its name yet was left by somebody who was killed
 _owned: set[int] = set()  # open files with a lock
 
 
@@ -101,7 +111,8 @@ def share_pool(
     target = folder / f"{_PREFIX}{pool_id}" if path is None else Path(path).absolute()
     if path is None:
         _remove_dead_pools(folder)
-    is_cuda = torch.device(device).type == "cuda"
+    check_count(num_blocks, "num_blocks", 1)
+    is_cuda = _is_cuda(torch.device(device))
     num_bytes = 0 if is_cuda else layout.bytes_per_block * num_blocks
     lock = _create(target, pool_id, HEADER_BYTES + num_bytes, mode)
     try:
@@ -122,7 +133,7 @@ def attach_pool(descriptor: PoolDescriptor | str) -> SharedKVPool:
 
     Raises `PoolGone` if its owner has ended, `InvalidArgument` if it may not be opened or the GPU is not here.
     """
-    if isinstance(descriptor, str):
+    if not isinstance(descriptor, PoolDescriptor):
         descriptor = PoolDescriptor.from_json(descriptor)
     memory = _map(descriptor) if descriptor.cuda is None else cuda_ipc.open_handle(descriptor.cuda)
     pool = SharedKVPool(descriptor, memory, None)
@@ -150,7 +161,7 @@ def _create(target: Path, pool_id: str, num_bytes: int, mode: int) -> int:
     except OSError as error:
         raise InvalidArgument(f"path: {target}: {error.strerror}") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock_owned(lock)
         os.posix_fallocate(lock, 0, num_bytes)  # now, or a write would end the process when memory runs out
         os.pwrite(lock, header_of(pool_id), 0)
         _give_name(fresh, target)
@@ -190,11 +201,13 @@ def _remove_if_dead(path: Path) -> bool:
         magic = header_of("").rstrip(b"\n")
         if os.pread(file, len(magic), 0) != magic:
             return False
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_removal(file)
+        if is_owned(file):
+            return False
         with suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(file).st_ino:  # else another owner was faster
                 path.unlink()
-    except BlockingIOError:
+    except OSError:  # nothing that could be a pool's file
         return False
     finally:
         os.close(file)
@@ -206,6 +219,26 @@ def _remove_dead_pools(folder: Path) -> None:
         with suppress(OSError):
             if path.stat().st_uid == os.getuid():
                 _remove_if_dead(path)
+    for path in folder.glob(f".{_PREFIX}*.new"):
+        with suppress(OSError):
+            _remove_if_given_up(path)
+
+
+def _remove_if_given_up(path: Path) -> None:
+    """Remove a file that its maker was killed over before it got its name."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        state = os.fstat(file)
+        if state.st_uid == os.getuid() and time.time() - state.st_mtime > _MAKING_S and not is_owned(file):
+            path.unlink()
+    finally:
+        os.close(file)
+
+
+def _is_cuda(device: torch.device) -> bool:
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"device is a CPU or a CUDA device, not {device}")
+    return device.type == "cuda"
 
 
 def _remove(path: str, lock: int, owner: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from radix_cache.errors import InvalidArgument, InvalidBlocks
 from radix_cache.kv_layout import DTYPE_BYTES, KVLayout
 from radix_cache.operations import check_count
-from radix_cache.tokens import BlockIds
+from radix_cache.tokens import BlockIds, as_block_ids
 from radix_cache.torch_pool.slots import device_ids, slot_mapping
 
 __all__ = ["KVPool"]
@@ -54,6 +54,8 @@ class KVPool:
                 memory = torch.zeros(self.num_bytes, dtype=torch.uint8, device=device)
             elif memory.dtype != torch.uint8 or memory.numel() != self.num_bytes:
                 raise InvalidArgument(f"memory is {self.num_bytes} bytes of uint8, not {memory.numel()} {memory.dtype}")
+            elif not memory.is_contiguous() or memory.storage_offset() % self.dtype.itemsize:
+                raise InvalidArgument(f"memory is contiguous and begins at a multiple of {self.dtype.itemsize} bytes")
             shape = layout.num_layers, layout.num_planes, *layout.plane_shape(num_blocks)
             self.kv = memory.view(self.dtype).view(shape)
             self._bits = self.kv.view(_INTEGERS[DTYPE_BYTES[layout.dtype]])
@@ -95,9 +97,13 @@ class KVPool:
         """Store the states of some tokens: ``key, value`` of shape ``[len(slots), num_kv_heads, head_dim]`` each, or
         one latent ``[len(slots), head_dim]``.
 
-        slots: from `slot_mapping`. Converts to the pool's type; what fp8 can't hold becomes its largest number. One
-        kernel for each plane. Raises `InvalidArgument` for a wrong number or shape of states.
+        slots: from `slot_mapping`; on a CPU they are checked, on a GPU a look at them would wait for all kernels.
+        Converts to the pool's type; what fp8 can't hold becomes its largest number. One kernel for each plane. Raises
+        `InvalidArgument` for a wrong layer, number or shape of states, and for a slot that is none; nothing is written
+        then.
         """
+        check_count(layer, "layer", 0, self.layout.num_layers - 1)
+        self._check_slots(slots)
         self._check_states(len(slots), states)
         with torch.no_grad():
             for plane, state in zip(self._bits[layer].unbind(0), states, strict=True):
@@ -112,6 +118,15 @@ class KVPool:
             largest = torch.finfo(self.dtype).max
             state = state.clamp(-largest, largest)
         return state.detach().to(self.device, self.dtype)
+
+    def _check_slots(self, slots: torch.Tensor) -> None:
+        if not isinstance(slots, torch.Tensor) or slots.dtype != torch.int64 or slots.dim() != 1:
+            raise InvalidArgument(f"slots are a tensor of one dimension and type int64, not {_kind(slots)}")
+        if slots.device.type == "cpu" and len(slots):
+            least, most = (int(bound) for bound in slots.aminmax())
+            if least < 0 or most >= self.num_blocks * self.block_size:
+                bad, last = least if least < 0 else most, self.num_blocks * self.block_size - 1
+                raise InvalidArgument(f"slots are 0 to {last} in this pool, not {bad}")
 
     def _check_states(self, num_tokens: int, states: tuple[torch.Tensor, ...]) -> None:
         inner = (self.layout.num_kv_heads, self.layout.head_dim)
@@ -134,6 +149,7 @@ class KVPool:
         convert to; the pool's own unless given. Whole blocks are copied, then cut: O(tokens), one kernel for each
         plane. Raises `InvalidArgument` where the table does not reach so far.
         """
+        check_count(layer, "layer", 0, self.layout.num_layers - 1)
         size = self.block_size
         end = check_count(num_tokens, "num_tokens", 0, len(block_table) * size)
         first = check_count(start, "start", 0, end) // size
@@ -157,14 +173,14 @@ class KVPool:
         """Copy whole blocks, all layers: ``dst[i]`` becomes what ``src[i]`` was before the call.
 
         For copy-on-write: a fork's ragged block. Two kernels and room for a copy of the blocks. Raises `InvalidBlocks`
-        for ids out of range, or one that is named twice in ``dst``; `InvalidArgument` for two lengths.
+        for ids out of range, or one that is named twice in ``dst``; `InvalidArgument` for two lengths. Ids that are on
+        a GPU are not looked at.
         """
         if len(src) != len(dst):
             raise InvalidArgument(f"src has {len(src)} blocks and dst {len(dst)}")
-        if not isinstance(dst, torch.Tensor) and len(set(dst)) != len(dst):
-            twice = next(block_id for block_id in dst if list(dst).count(block_id) > 1)
-            raise InvalidBlocks(f"block {twice} is named twice in dst", twice)
         sources, targets = self.block_ids(src), self.block_ids(dst)
+        if not isinstance(dst, torch.Tensor) or dst.device.type == "cpu":
+            _check_distinct(dst)
         with torch.no_grad():
             self._bits.index_copy_(2, targets, self._bits.index_select(2, sources))
 
@@ -177,3 +193,16 @@ class KVPool:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.num_blocks} blocks on {self.device}: {self.layout}>"
+
+
+def _check_distinct(block_ids: BlockIds | torch.Tensor) -> None:
+    ids = as_block_ids(block_ids)
+    if len(set(ids)) != len(ids):
+        twice = next(block_id for block_id in ids if ids.count(block_id) > 1)
+        raise InvalidBlocks(f"block {twice} is named twice in dst", twice)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{tuple(value.shape)} {value.dtype}"
+    return type(value).__name__
