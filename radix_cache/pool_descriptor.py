@@ -131,13 +131,13 @@ class PoolDescriptor:
             reason = error.strerror if isinstance(error, OSError) else "not the name of a file with text"
             raise InvalidArgument(f"pool descriptor {shown(source)}: {reason}") from error
 
-    def open_file(self) -> int:
-        """Open the pool's file for reading and writing and return the descriptor, the caller's to close.
+    def open_file(self, flags: int = os.O_RDWR) -> int:
+        """Open the pool's file, for reading and writing unless told otherwise; to close it is the caller's business.
 
         Raises `PoolGone` if the file is gone or is another pool's by now, `InvalidArgument` if it may not be opened.
         """
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            file = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             raise PoolGone(f"the pool's file {self.path} is gone: its owner has ended") from None
         except OSError as error:
@@ -154,10 +154,15 @@ class PoolDescriptor:
         except OSError:  # a pipe, say
             return False
 
+    def check_owner(self) -> None:
+        """Raise `PoolGone` unless the owner lives, `InvalidArgument` if that can't be told."""
+        if not self.is_owner_alive():
+            raise PoolGone(f"the owner of pool {self.pool_id} has ended: attach to the next one")
+
     def is_owner_alive(self) -> bool:
         """Tell whether the owner still runs. Four system calls, nothing is changed or locked."""
         try:
-            file = self.open_file()
+            file = self.open_file(os.O_RDONLY)
         except PoolGone:
             return False
         try:

@@ -257,12 +257,13 @@ def test_on_a_gpu(order: str, dtype: str) -> None:
     gpu, cpu = make_pool(order, dtype, device="cuda"), make_pool(order, dtype)
     table = [7, 0, 11]
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for pool in (gpu, cpu):
             for layer in range(2):
                 pool.write(layer, pool.slot_mapping(table, 0, 10), *states(pool, 10, layer))
             pool.copy_blocks([7, 11], [1, 2])
-        found = gpu.gather(1, [1], 4)
+        found = gpu.gather(1, torch.tensor([1]), 4)  # a table on the host
         done = stream.record_event()
     done.synchronize()
     assert torch.equal(gpu.kv.cpu().float(), cpu.kv.float())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +16,8 @@ from service_process import ServerProcess, StartFailed
 torch = pytest.importorskip("torch")
 
 from radix_cache.errors import InvalidArgument  # noqa: E402
-from radix_cache.torch_pool import KVLayout, SharedKVPool, attach_pool, share_pool  # noqa: E402
-from radix_cache_service import Client  # noqa: E402
+from radix_cache.torch_pool import KVLayout, PoolGone, SharedKVPool, attach_pool, share_pool  # noqa: E402
+from radix_cache_service import Client, owner  # noqa: E402
 from radix_cache_service.config import ServerConfig  # noqa: E402
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=2, head_dim=4, block_size=2, dtype="float32")
@@ -74,6 +76,28 @@ def test_a_new_pool_is_a_cold_cache(pool: SharedKVPool, tmp_path: Path) -> None:
         assert cached([])[1] != epoch
 
 
+def test_the_owner_is_looked_for_again_after_a_failure(pool: SharedKVPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "_INTERVAL_S", 0.001)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def watched() -> None:
+        ended = asyncio.Event()
+        watch = asyncio.create_task(owner.end_with_owner(pool.descriptor, ended))
+        await asyncio.sleep(0.01)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # no more files may be opened
+        try:
+            await asyncio.sleep(0.05)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert not watch.done()
+        pool.close()
+        await asyncio.wait_for(ended.wait(), 20)
+        with pytest.raises(PoolGone):
+            await watch
+
+    asyncio.run(watched())
+
+
 def test_without_a_pool_nothing_is_said() -> None:
     with ServerProcess() as server, Client(server.address) as client:
         assert client.describe().pool_descriptor is None
@@ -90,6 +114,9 @@ def test_settings_that_contradict_the_pool(pool: SharedKVPool) -> None:
         ServerConfig(**{**good, "num_blocks": 9})
     with pytest.raises(InvalidArgument, match="block_size is 4, and the pool_descriptor's pool has 2"):
         ServerConfig(**{**good, "block_size": 4})
+    keeping = replace(pool.descriptor, num_reserved_blocks=2).to_json()
+    with pytest.raises(InvalidArgument, match="num_reserved_blocks is 1, and the pool_descriptor's pool keeps 2"):
+        ServerConfig(**{**good, "pool_descriptor": keeping, "num_reserved_blocks": 1})
     with pytest.raises(InvalidArgument, match="pool descriptor '/nowhere': No such file"):
         ServerConfig(pool_descriptor="/nowhere")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -270,7 +271,8 @@ from radix_cache_service import Client
 from tiny_models import tiny_model
 torch.set_num_threads(1)
 with Client(sys.argv[1], engine_id="other") as client:
-    generator = Generator(tiny_model("gqa"), attach_pool(client.describe().pool_descriptor), client, ("tiny",))
+    pool = attach_pool(client.describe().pool_descriptor)
+    generator = Generator(tiny_model("gqa").to(pool.device), pool, client, ("tiny",))
     request = generator.submit(map(int, sys.argv[2].split()), 6)
     generator.run()
     print(request.num_reused_tokens, *request.new_tokens)
@@ -283,18 +285,24 @@ def shared(tmp_path: Path) -> Iterator[SharedKVPool]:
         yield pool
 
 
+def run_engine(address: str, tokens: list[int]) -> list[str]:
+    command = [sys.executable, "-c", ENGINE, address, " ".join(map(str, tokens))]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=100, env=environment
+    ).stdout.split()
+
+
 def test_across_processes(shared: SharedKVPool) -> None:
     """What another engine computed is found here, and what it says is the same."""
     tokens = prompt(1, 37)
     with ServerProcess(num_blocks=64, block_size=4, pool_descriptor=shared.descriptor.to_json()) as server:
-        command = [sys.executable, "-c", ENGINE, server.address, " ".join(map(str, tokens))]
-        paths = {"PYTHONPATH": str(Path(__file__).parent)}
-        heard = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100, env=paths).stdout
+        heard = run_engine(server.address, tokens)
         with Client(server.address, engine_id="this") as client, client.session() as session:
             generator = Checked(tiny_model("gqa"), shared, client, batch=session.batch)
             request = generator.submit(tokens, NUM_NEW)
             generator.run()
-    assert heard.split() == ["0", *map(str, reference("gqa", tuple(tokens))[0])]
+    assert heard == ["0", *map(str, reference("gqa", tuple(tokens))[0])]
     assert request.num_reused_tokens == 36
     assert_as_without("gqa", request)
 
@@ -338,14 +346,40 @@ def test_bad_arguments() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", MODELS)
 def test_on_a_gpu(name: str) -> None:
+    """More requests than the pool holds, with beginnings in common: partial copies, preemption and eviction."""
     model = tiny_model(name).to("cuda")
+    stem = prompt(0, 22)
     try:
-        generator = Checked(model, KVPool(layout_of(model, 4), 64, "cuda"), PrefixCache(64, 4), num_chunk_tokens=8)
-        requests = [generator.submit(prompt(1, 37), NUM_NEW) for _ in range(2)]
-        generator.run()
-        requests.append(generator.submit(prompt(1, 37), NUM_NEW))
+        generator = Checked(
+            model, KVPool(layout_of(model, 4), 20, "cuda"), PrefixCache(20, 4), num_chunk_tokens=8, max_running=4
+        )
+        requests = [generator.submit(stem + prompt(seed, 9), NUM_NEW) for seed in range(1, 9)]
         generator.run()
     finally:
         model.to("cpu")
     for request in requests:
         assert_as_without(name, request)
+    counted = generator._cache.stats().counters
+    assert sum(request.num_preemptions for request in requests) > 0
+    assert min(counted["num_evicted_blocks"], counted["num_partial_tokens"]) > 0
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_across_processes_on_a_gpu() -> None:
+    tokens = prompt(1, 37)
+    model = tiny_model("gqa").to("cuda")
+    try:
+        with share_pool(layout_of(model, 4), 64, "cuda") as pool:
+            descriptor = pool.descriptor.to_json()
+            with ServerProcess(num_blocks=64, block_size=4, pool_descriptor=descriptor) as server:
+                heard = run_engine(server.address, tokens)
+                with Client(server.address, engine_id="this") as client:
+                    generator = Checked(model, pool, client)
+                    request = generator.submit(tokens, NUM_NEW)
+                    generator.run()
+    finally:
+        model.to("cpu")
+    assert heard == ["0", *map(str, reference("gqa", tuple(tokens))[0])]
+    assert request.num_reused_tokens == 36
+    assert_as_without("gqa", request)

@@ -31,6 +31,7 @@ from radix_cache.integrations.request import Request
 from radix_cache.operations import check_count, check_namespace
 from radix_cache.tokens import pack_tokens, unpack_tokens
 from radix_cache.torch_pool import KVPool, SharedKVPool
+from radix_cache.torch_pool.slots import to_device
 
 __all__ = ["Generator", "PagedCache", "Request", "greedy", "layout_of"]
 
@@ -92,6 +93,8 @@ class Generator:
 
     def _check_fit(self, cache: Any) -> int:
         pool, wanted = self._pool, layout_of(self._model, self._pool.block_size)
+        if pool.device != self._model.device:
+            raise InvalidArgument(f"the pool is on {pool.device} and the model on {self._model.device}")
         if (pool.layout.order == "MLA") != (wanted.order == "MLA"):
             raise InvalidArgument(f"order is {pool.layout.order} in the pool, and the model needs {wanted.order}")
         for name in ("num_layers", "head_dim", "num_kv_heads"):
@@ -339,7 +342,7 @@ class Generator:
         """Compute the KV up to the target; sample a token when all have theirs."""
         start, end = request.num_computed, self._target(request)
         paged = PagedCache(self._pool, request.lease.block_table, start, end)
-        tokens = torch.tensor([request.tokens[start:end]], device=self._model.device)
+        tokens = to_device(torch.tensor([request.tokens[start:end]]), self._model.device)
         logits = self._model(input_ids=tokens, **forward_arguments(paged)).logits
         sampled = [self._sample(logits[0, -1])] if end == len(request.tokens) else []
         request.num_computed = end

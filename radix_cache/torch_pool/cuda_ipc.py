@@ -5,7 +5,9 @@ the IPC handle of the allocation, where in it the storage begins, and a counter 
 owner wait for its readers. A GPU is named by its UUID, since its index depends on each process's environment.
 
 The owner must keep its pool for as long as anybody uses it: memory of a process that has ended is undefined, which is
-why engines look at the owner's lock before they launch.
+why engines look at the owner's lock before they launch. Torch counts readers, but for one at a time: a pool that had
+none, or whose reader was killed, is not given back before the owner's process ends, and one of two readers that ends
+makes torch give the memory back when the owner drops the pool. So a process owns one pool, and ends with it.
 """
 
 from __future__ import annotations
@@ -21,9 +23,15 @@ __all__ = ["allocate", "open_handle"]
 
 
 def allocate(num_bytes: int, device: torch.device) -> tuple[CudaHandle, torch.Tensor]:
-    """Return zeros on a GPU as uint8, and the handle that another process opens them with."""
-    with torch.inference_mode(False):
-        memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    """Return zeros on a GPU as uint8, and the handle that another process opens them with.
+
+    Raises `InvalidArgument` if they don't fit.
+    """
+    try:
+        with torch.inference_mode(False):
+            memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError as error:
+        raise InvalidArgument(f"device: no room for {num_bytes:,} bytes on {device}") from error
     torch.cuda.synchronize(device)  # a reader's streams know nothing of ours
     storage: Any = memory.untyped_storage()
     index, handle, size, offset, counter, counter_offset, event, is_sync_required = storage._share_cuda_()

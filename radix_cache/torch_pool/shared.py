@@ -30,7 +30,6 @@ from radix_cache.operations import check_count
 from radix_cache.pool_descriptor import (
     HEADER_BYTES,
     PoolDescriptor,
-    PoolGone,
     header_of,
     is_owned,
     lock_owned,
@@ -44,6 +43,7 @@ __all__ = ["SharedKVPool", "attach_pool", "share_pool"]
 _PREFIX = "radix-cache-kv-"
 _MAKING_S = 60  # so old an unowned file without its name yet was left by somebody who was killed
 _owned: set[int] = set()  # open files with a lock
+_on_gpu: weakref.WeakValueDictionary[str, SharedKVPool] = weakref.WeakValueDictionary()  # own ones, by pool_id
 
 
 class SharedKVPool(KVPool):
@@ -58,7 +58,7 @@ class SharedKVPool(KVPool):
         super().__init__(
             descriptor.layout, descriptor.num_blocks, num_reserved_blocks=descriptor.num_reserved_blocks, memory=memory
         )
-        self.descriptor = descriptor
+        self.descriptor, self.memory = descriptor, memory
         self.is_owner = lock is not None
         self._remove = None if lock is None else weakref.finalize(self, _remove, descriptor.path, lock, os.getpid())
 
@@ -68,8 +68,7 @@ class SharedKVPool(KVPool):
 
     def check_owner(self) -> None:
         """Raise `PoolGone` unless the owner lives: to be called before kernels are launched."""
-        if not self.is_owner_alive():
-            raise PoolGone(f"the owner of pool {self.descriptor.pool_id} has ended: attach to the next one")
+        self.descriptor.check_owner()
 
     def close(self) -> None:
         """Owner: remove the pool's file and give up the lock, which others notice. Else nothing. What is mapped stays
@@ -122,7 +121,10 @@ def share_pool(
             descriptor = replace(descriptor, cuda=handle)
         else:
             memory = _map(descriptor)
-        return SharedKVPool(descriptor, memory, lock)
+        pool = SharedKVPool(descriptor, memory, lock)
+        if is_cuda:
+            _on_gpu[pool_id] = pool
+        return pool
     except BaseException:
         _remove(str(target), lock, os.getpid())
         raise
@@ -135,7 +137,13 @@ def attach_pool(descriptor: PoolDescriptor | str) -> SharedKVPool:
     """
     if not isinstance(descriptor, PoolDescriptor):
         descriptor = PoolDescriptor.from_json(descriptor)
-    memory = _map(descriptor) if descriptor.cuda is None else cuda_ipc.open_handle(descriptor.cuda)
+    descriptor.check_owner()  # or its handle may stand for anything by now
+    if descriptor.cuda is None:
+        memory = _map(descriptor)
+    elif descriptor.pool_id in _on_gpu:  # CUDA opens no handles of its own process
+        memory = _on_gpu[descriptor.pool_id].memory
+    else:
+        memory = cuda_ipc.open_handle(descriptor.cuda)
     pool = SharedKVPool(descriptor, memory, None)
     pool.check_owner()
     return pool
@@ -161,6 +169,7 @@ def _create(target: Path, pool_id: str, num_bytes: int, mode: int) -> int:
     except OSError as error:
         raise InvalidArgument(f"path: {target}: {error.strerror}") from error
     try:
+        os.fchmod(lock, mode)  # whatever the umask
         lock_owned(lock)
         os.posix_fallocate(lock, 0, num_bytes)  # now, or a write would end the process when memory runs out
         os.pwrite(lock, header_of(pool_id), 0)

@@ -8,7 +8,7 @@ from radix_cache.errors import InvalidArgument, InvalidBlocks
 from radix_cache.operations import MAX_BLOCKS, check_count
 from radix_cache.tokens import BlockIds, as_block_ids
 
-__all__ = ["device_ids", "slot_mapping"]
+__all__ = ["device_ids", "slot_mapping", "to_device"]
 
 
 def device_ids(block_ids: BlockIds | torch.Tensor, num_blocks: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -25,7 +25,16 @@ def device_ids(block_ids: BlockIds | torch.Tensor, num_blocks: int, device: torc
     if max(ids) >= num_blocks:
         bad = next(block_id for block_id in ids if block_id >= num_blocks)
         raise InvalidBlocks(f"block {bad} is not of this pool, which has {num_blocks} blocks", bad)
-    return torch.frombuffer(ids, dtype=torch.int32).to(device, torch.int64)
+    return to_device(torch.frombuffer(ids, dtype=torch.int32).to(torch.int64), device)
+
+
+def to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Return a tensor of the host's on ``device``, without waiting for what runs there: from pinned memory, which torch
+    keeps until it is read.
+    """
+    if torch.device(device).type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def slot_mapping(

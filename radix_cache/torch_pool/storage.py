@@ -8,6 +8,8 @@ special, and a copy is exact whatever the bits mean.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 
 from radix_cache.errors import InvalidArgument, InvalidBlocks
@@ -52,6 +54,8 @@ class KVPool:
         with torch.inference_mode(False):  # else it could be written in inference mode only
             if memory is None:
                 memory = torch.zeros(self.num_bytes, dtype=torch.uint8, device=device)
+                if memory.is_cuda:  # other streams know nothing of this one
+                    torch.cuda.synchronize(memory.device)
             elif memory.dtype != torch.uint8 or memory.numel() != self.num_bytes:
                 raise InvalidArgument(f"memory is {self.num_bytes} bytes of uint8, not {memory.numel()} {memory.dtype}")
             elif not memory.is_contiguous() or memory.storage_offset() % self.dtype.itemsize:
@@ -153,7 +157,7 @@ class KVPool:
         size = self.block_size
         end = check_count(num_tokens, "num_tokens", 0, len(block_table) * size)
         first = check_count(start, "start", 0, end) // size
-        table = block_table if isinstance(block_table, torch.Tensor) else self.block_ids(block_table)
+        table = block_table if self._is_at_hand(block_table) else self.block_ids(block_table)
         table = table[first : -(-end // size)]
         with torch.no_grad():
             return tuple(
@@ -162,6 +166,11 @@ class KVPool:
                 )
                 for plane in self._bits[layer].unbind(0)
             )
+
+    def _is_at_hand(self, block_ids: BlockIds | torch.Tensor) -> TypeGuard[torch.Tensor]:
+        return (
+            isinstance(block_ids, torch.Tensor) and block_ids.device == self.device and block_ids.dtype == torch.int64
+        )
 
     def _tokens(self, blocks: torch.Tensor) -> torch.Tensor:
         """Return the tokens of some blocks of a plane, one after the other, as numbers."""
