@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import multiprocessing
 import sys
+import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +22,7 @@ import chat_model
 from server_process import running_server
 
 from radix_cache.cli.show import count, make_console, make_table
+from radix_cache.errors import InvalidArgument
 from radix_cache_service import Client
 
 BLOCK_SIZE = 16
@@ -157,7 +159,12 @@ def demo(settings: argparse.Namespace) -> bool:
     layout = KVLayout(num_layers=30, num_kv_heads=3, head_dim=64, block_size=BLOCK_SIZE, dtype="float32")
     size = size_pool(layout, settings.memory)
     console.print(f"One pool: {size}\n", highlight=False)
-    with share_pool(layout, size.num_blocks, num_reserved_blocks=1) as pool:
+    with contextlib.ExitStack() as stack:
+        try:
+            pool = stack.enter_context(share_pool(layout, size.num_blocks, num_reserved_blocks=1))
+        except InvalidArgument:  # /dev/shm is small in many containers
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            pool = stack.enter_context(share_pool(layout, size.num_blocks, num_reserved_blocks=1, path=folder / "pool"))
         options = [f"--num-blocks={size.num_blocks}", f"--block-size={BLOCK_SIZE}", "--num-reserved-blocks=1"]
         options += [f"--pool-descriptor={pool.descriptor.to_json()}", "--log-level=warning"]
         with running_server(*options) as address:
@@ -186,7 +193,11 @@ def main() -> int:
     if (what := chat_model.missing()) is not None:
         print(f"no real model here: {what}", file=sys.stderr)
         return 3
-    return 0 if demo(settings) else 1
+    try:
+        return 0 if demo(settings) else 1
+    except InvalidArgument as error:
+        print(error, file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -307,6 +307,35 @@ def test_across_processes(shared: SharedKVPool) -> None:
     assert_as_without("gqa", request)
 
 
+def test_a_pool_that_is_not_the_server_s(shared: SharedKVPool, tmp_path: Path) -> None:
+    model = tiny_model("gqa")
+    with (
+        ServerProcess(num_blocks=64, block_size=4, pool_descriptor=shared.descriptor.to_json()) as server,
+        Client(server.address) as client,
+        share_pool(layout_of(model, 4), 64, path=tmp_path / "other") as other,
+    ):
+        with pytest.raises(InvalidArgument, match="the server's blocks lie in a shared pool"):
+            Generator(model, KVPool(layout_of(model, 4), 64), client)
+        with pytest.raises(PoolGone, match=f"the server's blocks lie in pool {shared.descriptor.pool_id}, not in"):
+            Generator(model, other, client)
+
+
+def test_a_server_that_comes_back_with_another_pool(shared: SharedKVPool, tmp_path: Path) -> None:
+    """The old pool's owner lives on, so nothing but the server tells that the blocks are others now."""
+    settings = {"num_blocks": 64, "block_size": 4}
+    with share_pool(shared.layout, 64, path=tmp_path / "next") as following:
+        with ServerProcess(pool_descriptor=shared.descriptor.to_json(), **settings) as server:
+            client = Client(server.address, engine_id="this")
+            generator = Checked(tiny_model("gqa"), shared, client)
+            request = generator.submit(prompt(1, 37), NUM_NEW)
+            generator.step()
+        with client, ServerProcess(server.address, pool_descriptor=following.descriptor.to_json(), **settings):
+            with pytest.raises(PoolGone, match=f"the server's blocks lie in pool {following.descriptor.pool_id}"):
+                generator.run()
+            assert len(request.new_tokens) == 1
+            assert client.probe(prompt(1, 37), ("tiny",)) == 0
+
+
 def test_an_engine_stops_when_the_pool_s_owner_ends(shared: SharedKVPool) -> None:
     generator = Checked(tiny_model("gqa"), shared, PrefixCache(64, 4))
     request = generator.submit(prompt(1, 37), NUM_NEW)

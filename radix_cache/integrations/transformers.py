@@ -30,7 +30,7 @@ from radix_cache.integrations.paged import PagedCache, forward_arguments, layout
 from radix_cache.integrations.request import Request
 from radix_cache.operations import check_count, check_namespace
 from radix_cache.tokens import pack_tokens, unpack_tokens
-from radix_cache.torch_pool import KVPool, SharedKVPool
+from radix_cache.torch_pool import KVPool, PoolDescriptor, PoolGone, SharedKVPool
 from radix_cache.torch_pool.slots import to_device
 
 __all__ = ["Generator", "PagedCache", "Request", "greedy", "layout_of"]
@@ -79,7 +79,7 @@ class Generator:
         self._cache, self._begin_batch = cache, batch or cache.batch
         self._max_running = check_count(max_running, "max_running", 1)
         self._num_chunk_blocks = -(-check_count(num_chunk_tokens, "num_chunk_tokens", 1) // pool.block_size)
-        self._num_usable_blocks = self._check_fit(cache.describe())
+        self._num_usable_blocks = self._check_fit()
         self._num_vocabulary = model.get_input_embeddings().weight.shape[0]
         self._max_tokens = longest_request(model.config, max_tokens)
         self._closing: list[tuple[Any, list[int]]] = []  # leases to release, with the tokens computed
@@ -91,8 +91,11 @@ class Generator:
         self._refusal: PoolExhausted | None = None  # of the last message
         self._idle_since: float | None = None  # for want of blocks
 
-    def _check_fit(self, cache: Any) -> int:
-        pool, wanted = self._pool, layout_of(self._model, self._pool.block_size)
+    def _check_fit(self) -> int:
+        """Return how many blocks requests can have."""
+        pool, wanted, cache = self._pool, layout_of(self._model, self._pool.block_size), self._cache.describe()
+        self._epoch = getattr(self._cache, "epoch", None)  # a client's, of the server that was asked just now
+        _check_same(pool, cache.pool_descriptor)
         if pool.device != self._model.device:
             raise InvalidArgument(f"the pool is on {pool.device} and the model on {self._model.device}")
         if (pool.layout.order == "MLA") != (wanted.order == "MLA"):
@@ -179,12 +182,15 @@ class Generator:
 
         A request that fails (what the cache says of it alone, its forward pass, its ``sample``) is given up, its
         ``error`` is set, and, when all others have had their turn, raised. Raises `PoolGone` when the owner of a shared
-        pool has ended, and whatever the message to the cache raises; another step begins where this one ended.
+        pool has ended, or the server has another pool by now, and whatever the message to the cache raises; another
+        step begins where this one ended.
         """
         if isinstance(self._pool, SharedKVPool):
             self._pool.check_owner()
         self._wait_for_kernels()
         ready = self._ask()
+        if getattr(self._cache, "epoch", None) != self._epoch:  # another server, perhaps of another pool
+            self._check_fit()
         valid_until = getattr(self._cache, "valid_until", None)  # a client's
         for request in ready:
             if valid_until is not None and time.monotonic() > valid_until:
@@ -356,3 +362,15 @@ class Generator:
         """What is published must be complete, and a chunk that sampled nothing may be under way."""
         if self._pool.device.type == "cuda":
             torch.cuda.current_stream(self._pool.device).synchronize()
+
+
+def _check_same(pool: KVPool, descriptor: str | None) -> None:
+    """Raise unless the cache's blocks are this pool's, as far as the cache knows."""
+    if descriptor is None:
+        return
+    if not isinstance(pool, SharedKVPool):
+        raise InvalidArgument("the server's blocks lie in a shared pool: attach_pool(describe().pool_descriptor)")
+    if (pool_id := PoolDescriptor.from_json(descriptor).pool_id) != pool.descriptor.pool_id:
+        raise PoolGone(
+            f"the server's blocks lie in pool {pool_id}, not in {pool.descriptor.pool_id}: attach to that one"
+        )
