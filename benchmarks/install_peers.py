@@ -1,7 +1,9 @@
-"""``python -m benchmarks.install_peers``: make ``.venv-peers``, with SGLang and what its cache imports. Python 3.11.
+"""``python -m benchmarks.install_peers``: make ``.venv-peers``, of Python 3.11.
+
+In it are SGLang, with what its cache imports, and libCacheSim.
 
 SGLang comes without its dependencies, an inference engine's: `benchmarks.sglang` says how its cache runs without them.
-The peers are measured, never shipped, and nothing of radix-cache needs them.
+The peers are measured, and compared with in tests, never shipped, and nothing of radix-cache needs them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ IMPORTED = (
     "starlette",
     "tqdm",
 )
-PEERS = ("sglang==0.5.23",)
+PEERS = ("sglang==0.5.23", "libcachesim==0.3.5")
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from lab_traces import chats, tokens
 from test_lab_sweep import MINE
 
 from radix_cache.cli.app import app
-from radix_cache.lab import Profile, lru_curve, read_rows, read_trace, replay_policy
+from radix_cache.lab import Profile, lru_curve, read_profile, read_rows, read_trace, replay_policy
 from radix_cache.lab.writing import as_line
 
 Run = Callable[..., Result]
@@ -56,7 +56,7 @@ class TestTraceInfo:
         assert "there is no request in it" in run("trace", "info", "-", stdin=b"", is_good=False).output
 
     def test_a_bad_line_is_named(self, run: Run) -> None:
-        assert "-, line 2: not JSON" in run("trace", "info", "-", stdin=b'{"tokens": [1]}\n{', is_good=False).output
+        assert "stdin, line 2: not JSON" in run("trace", "info", "-", stdin=b'{"tokens": [1]}\n{', is_good=False).output
 
 
 class TestReplay:
@@ -87,6 +87,15 @@ class TestReplay:
     )
     def test_refused(self, run: Run, arguments: tuple[str, ...], why: str) -> None:
         assert why in run("replay", "chats.jsonl.gz", "--num-blocks", "40", *arguments, is_good=False).output
+
+    @pytest.mark.parametrize(
+        ("body", "why"),
+        [("return None", "returns a NoneType, not requests"), ("yield {}", "yields a dict as number 1, no Request")],
+    )
+    def test_readers_that_read_no_requests(self, run: Run, body: str, why: str) -> None:
+        Path("own.py").write_text(f"def read(path):\n    {body}\n")
+        output = run("replay", "words.jsonl", "--reader", "own.py:read", "--num-blocks", "9", is_good=False).output
+        assert f"reader 'own.py:read' {why}" in output
 
     def test_a_reader_and_a_tokenizer_of_ones_own(self, run: Run) -> None:
         Path("own.py").write_text(
@@ -174,12 +183,21 @@ class TestSynth:
         run("trace", "synth", "--set", "num_requests=20", "--set", "turns=2", "--seed", "4", "--out", "made.jsonl")
         assert len(list(read_trace("made.jsonl"))) == 20
         run("trace", "synth", "--set", "turns=2.5", "--save-profile", "knobs.json")
-        assert Profile.read("knobs.json").turns == 2.5
+        knobs = read_profile("knobs.json")
+        assert isinstance(knobs, Profile)
+        assert knobs.turns == 2.5
         assert len(run("trace", "synth", "--profile", "knobs.json", "--set", "num_requests=3").output.splitlines()) == 3
 
     def test_like(self, run: Run) -> None:
-        run("trace", "synth", "--like", "chats.jsonl.gz", "--save-profile", "knobs.json", "--out", "made.jsonl")
-        assert Profile.read("knobs.json").num_requests == len(list(read_trace("made.jsonl"))) == 120
+        run("trace", "synth", "--like", "chats.jsonl.gz", "--save-profile", "like.json", "--out", "made.jsonl")
+        assert len(list(read_trace("made.jsonl"))) == 120
+        assert run("trace", "synth", "--profile", "like.json").output == Path("made.jsonl").read_text()
+        run("trace", "synth", "--profile", "like.json", "--set", "num_requests=7", "--out", "few.jsonl")
+        assert len(list(read_trace("few.jsonl"))) == 7
+
+    def test_fit(self, run: Run) -> None:
+        run("trace", "synth", "--fit", "chats.jsonl.gz", "--save-profile", "knobs.json", "--out", "made.jsonl")
+        assert read_profile("knobs.json").num_requests == len(list(read_trace("made.jsonl"))) == 120
 
     @pytest.mark.parametrize(
         ("arguments", "why"),
@@ -187,7 +205,8 @@ class TestSynth:
             (("--set", "turn=2"), "there is no knob 'turn'"),
             (("--set", "turns=many"), "turns is a number, not 'many'"),
             (("--set", "turns=0"), "turns is a number of at least 1"),
-            (("--like", "chats.jsonl.gz", "--profile", "chats.jsonl.gz"), "either --profile or --like"),
+            (("--like", "chats.jsonl.gz", "--set", "turns=3"), "there is no knob 'turns' here, only num_requests"),
+            (("--like", "chats.jsonl.gz", "--profile", "chats.jsonl.gz"), "one of --like, --fit and --profile"),
         ],
     )
     def test_refused(self, run: Run, arguments: tuple[str, ...], why: str) -> None:

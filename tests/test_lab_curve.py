@@ -117,3 +117,10 @@ def test_slices_of_public_traces(traces: Path, name: str) -> None:
 def test_a_public_trace_at_200_capacities(traces: Path) -> None:
     requests = list(read_trace(traces / "synthetic_trace.jsonl.gz"))
     assert_equal_to_replays(requests, 1, random.Random(5).sample(range(1, 43_924), 200))
+
+
+def test_no_cache_is_smaller_than_none() -> None:
+    curve = lru_curve(chats(1)).whole
+    assert curve.at(0).num_hit_blocks == 0
+    with pytest.raises(InvalidArgument, match=r"num_blocks is at least 0 .*, not -1"):
+        curve.at(-1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from radix_cache import PrefixCache
 from radix_cache.batch import Recorder
 from radix_cache.errors import PoolExhausted
-from radix_cache.lab import Hits, Request, read_trace, replay
+from radix_cache.lab import Hits, ReplayResult, Request, read_trace, replay, replay_in_time, replay_policy
 from radix_cache.tokens import pack_tokens
 
 
@@ -179,3 +180,12 @@ def test_exact_hit_tokens(traces: Path, name: str, num_blocks: int, num_hit_toke
 def test_block_hit_rates(traces: Path, name: str, num_blocks: int, rate: float) -> None:
     result = replay(read_trace(traces / f"{name}.jsonl.gz"), PrefixCache(num_blocks, block_size=1))
     assert result.whole.block_hit_rate == pytest.approx(rate, abs=0.00005)
+
+
+@pytest.mark.parametrize("play", [replay_policy, lambda *args: replay_in_time(*args).replay])
+def test_policies_see_positions_in_tokens(play: Callable[..., ReplayResult]) -> None:
+    """Of a prompt and 10 tokens more, all but 20 is kept: blocks of 10 tokens, so all but the last block of each."""
+    paths = [[5, 6], [1, 2, 3, 4], [7, 8], [1, 2, 3, 4]]
+    requests = [replace(hashed(path, 10 * len(path)), timestamp_ms=at * 1e6) for at, path in enumerate(paths)]
+    assert play(requests, "lru", 6).whole.num_hit_tokens == 40, "7 and 8 come for 6 and 5"
+    assert play(requests, "tlru:threshold=20,next_prompt_tokens=10", 6).whole.num_hit_tokens == 30, "for 6 and 4"

@@ -193,7 +193,9 @@ def test_a_policy_of_ones_own(trace: TraceSource, tmp_path: Path) -> None:
     ("policy", "why"),
     [
         ("./none.py:Mine", "is no file of Python"),
-        ("{}/mine.py:None", "cannot be imported"),
+        ("{}/mine.py:None", r"policy '\S+/mine.py:None' cannot be imported"),
+        ("{}/mine.py:Oldest:size=2", r"policy '\S+/mine.py:Oldest:size=2': .*unexpected keyword argument 'size'"),
+        ("{}/mine.py", "say which class of the file"),
         ("{}/broken.py:Mine", "cannot be run: SyntaxError"),
         ("best", "neither built in"),
     ],
@@ -217,6 +219,8 @@ def test_seeds_are_for_generated_traces(trace: TraceSource, tmp_path: Path) -> N
     (both,) = made.points
     assert (recorded.points[0].num_seeds, both.num_seeds) == (1, 2)
     assert both.rate == pytest.approx((rows[1]["block_hit_rate"] + rows[2]["block_hit_rate"]) / 2)
+    assert both.error == pytest.approx(abs(rows[1]["block_hit_rate"] - rows[2]["block_hit_rate"]) / 2)
+    assert recorded.points[0].error is None
 
 
 def test_two_traces_of_one_name_are_two() -> None:
@@ -273,6 +277,16 @@ def test_the_share_of_the_gap() -> None:
     assert compare(ROWS, "token", last_half=True)[0].points[0].rate == 0.5
 
 
+def test_seeds_have_a_mean_and_an_error() -> None:
+    """Rates of 10, 20 and 30 %: their standard deviation is 10 points, that of their mean 10 / sqrt(3)."""
+    seeds = [row("lru", 10, rate) for rate in (0.1, 0.2, 0.3)]
+    (found,) = compare([*seeds, row("optimal", 10, 0.5), row("mine", 10, 0.35)])
+    assert list(map(str, found.points)) == ["20.00 ± 5.77 (0 %)", "50.00 (100 %)", "35.00 (50 %)"]
+    html = comparison_report(compare(seeds), "block", "all requests")
+    assert "20.00 ± 5.77" in html
+    assert "polygon" not in comparison_report(compare(ROWS), "block", "all requests")
+
+
 def test_nothing_lies_between() -> None:
     (found,) = compare([row("lru", 10, 0.2), row("optimal", 10, 0.2), row("lru", 9, None)])
     assert [point.gap_closed for point in found.points] == [None, None, None]
@@ -296,6 +310,16 @@ def test_a_chart_has_its_points_where_they_belong() -> None:
     assert middle == pytest.approx((left + right) / 2, abs=0.2)
     assert half == pytest.approx((top + bottom) / 2, abs=0.2)
     assert "polygon" in svg
+
+
+def test_a_span_without_round_numbers_is_told_by_its_ends() -> None:
+    svg = line_chart("t", "x", "y", [Line("one", [210, 480], [1, 1])], is_log_x=True)
+    assert all(f">{text}</text>" in svg for text in ("210", "480"))
+
+
+def test_a_long_name_is_told_by_its_end() -> None:
+    svg = line_chart("t", "x", "y", [Line("./policies/shallow.py:Shallow:bonus=<500>", [1], [1])])
+    assert "<title>./policies/shallow.py:Shallow:bonus=&lt;500&gt;</title>….py:Shallow:bonus=&lt;500&gt;</text>" in svg
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from radix_cache.lab import (
     Request,
     fit,
     lru_curve,
+    read_profile,
     read_trace,
     synthesize,
     trace_info,
@@ -109,13 +110,13 @@ def test_bad_profiles(tmp_path: Path, knobs: str, why: str) -> None:
     path = tmp_path / "profile.json"
     path.write_text(knobs)
     with pytest.raises(InvalidArgument, match=why):
-        Profile.read(path)
+        read_profile(path)
 
 
 def test_a_profile_is_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(SMALL.as_dict()))
-    assert Profile.read(path) == SMALL
+    assert read_profile(path) == SMALL
 
 
 def test_two_requests_at_least() -> None:

@@ -9,7 +9,7 @@ import click
 
 from radix_cache.cli.reading import checked, output
 from radix_cache.cli.show import count, make_console, make_table, print_json
-from radix_cache.lab import Comparison, Point, read_rows
+from radix_cache.lab import Comparison, read_rows
 from radix_cache.lab import compare as compare_rows
 from radix_cache.lab.compare import METRICS
 
@@ -25,8 +25,8 @@ __all__ = ["compare"]
 def compare(results: tuple[Path, ...], metric: str, last_half: bool, html: Path | None, as_json: bool) -> None:
     """Print what sweeps found, policy by policy.
 
-    RESULTS are files that `radix-cache sweep` wrote. In brackets is the share of what lies between LRU and the optimum
-    that a policy has, where the results have both.
+    RESULTS are files that `radix-cache sweep` wrote. Of several seeds there is the mean, ± its standard error. In
+    brackets is the share of what lies between LRU and the optimum that a policy has, where the results have both.
     """
     rows = checked(lambda: [row for path in results for row in read_rows(path)])
     comparisons = checked(lambda: compare_rows(rows, metric, last_half=last_half))
@@ -48,12 +48,6 @@ def _print(comparison: Comparison, what: str) -> None:
     console.print(f"{comparison.trace}, {blocks} different blocks: {what}", style="bold")
     table = make_table("policy", *(count(size) for size in comparison.capacities))
     for policy in comparison.policies:
-        table.add_row(policy, *(_cell(comparison.at(policy, size)) for size in comparison.capacities))
+        points = (comparison.at(policy, size) for size in comparison.capacities)
+        table.add_row(policy, *("-" if point is None else str(point) for point in points))
     console.print(table)
-
-
-def _cell(point: Point | None) -> str:
-    if point is None:
-        return "-"
-    rate = f"{100 * point.rate:.2f}"
-    return rate if point.gap_closed is None else f"{rate} ({round(100 * point.gap_closed)} %)"

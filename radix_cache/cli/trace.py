@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -16,13 +16,15 @@ from radix_cache.cli.show import count, duration, make_console, make_table, perc
 from radix_cache.lab import (
     Anonymizer,
     BlockTrace,
+    Likeness,
     Profile,
     Request,
     Spread,
     TraceInfo,
     TraceSource,
     fit,
-    synthesize,
+    make_requests,
+    read_profile,
     trace_info,
 )
 from radix_cache.lab.playing import usual_block_size
@@ -103,17 +105,21 @@ def _spreads(found: TraceInfo) -> object:
 
 
 @trace.command()
-@click.option("--profile", type=click.Path(exists=True, dir_okay=False), help="Begin with the knobs in this JSON file.")
-@click.option("--like", type=TRACE, help="Begin with knobs that are fitted to this trace.")
+@click.option("--like", type=TRACE, help="Take the conversations of this trace, shuffled, with new blocks.")
+@click.option("--fit", "fitted", type=TRACE, help="Begin with knobs that are fitted to this trace.")
+@click.option("--profile", type=click.Path(exists=True, dir_okay=False), help="Begin with what --save-profile wrote.")
 @click.option("--set", "knobs", multiple=True, metavar="KNOB=VALUE", help="Set one knob; once for each.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed makes the same trace.")
 @output("--out", "Write the trace to this file.  [default: stdout]")
-@output("--save-profile", "Write the knobs to this file, for --profile or as a trace in sweeps.")
+@output(
+    "--save-profile", "Write the knobs, or the conversations, to this file: for --profile, or as a trace in sweeps."
+)
 @block_size_option
 @reading
 def synth(
-    profile: str | None,
     like: str | None,
+    fitted: str | None,
+    profile: str | None,
     knobs: tuple[str, ...],
     seed: int,
     out: Path | None,
@@ -121,39 +127,44 @@ def synth(
     block_size: int | None,
     open_trace: Callable[[str], TraceSource],
 ) -> None:
-    """Make up a trace: conversations and agents that share the beginnings of their prompts.
+    """Make up a trace.
 
-    The knobs and their defaults are what --save-profile writes.
+    By knobs it is of conversations and agents that share the beginnings of their prompts; the knobs and their defaults
+    are what --save-profile writes. With --like it has what another trace has, and num_requests is the only knob.
     """
-    if profile is not None and like is not None:
-        raise click.UsageError("say either --profile or --like")
-    made = Profile() if profile is None else checked(lambda: Profile.read(profile))
-    if like is not None:
-        requests = list(open_trace(like).read())
-        made = fit(requests, block_size or usual_block_size(requests[0] if requests else None))
+    if sum(path is not None for path in (like, fitted, profile)) > 1:
+        raise click.UsageError("say one of --like, --fit and --profile")
+    made: Profile | Likeness = Profile()
+    if profile is not None:
+        made = checked(lambda: read_profile(profile))
+    elif (path := like or fitted) is not None:
+        requests = list(open_trace(path).read())
+        look = fit if like is None else Likeness.of
+        made = look(requests, block_size or usual_block_size(requests[0] if requests else None))
     made = _with_knobs(made, knobs)
     if save_profile is not None:
         import json
 
-        save_profile.write_text(json.dumps(made.as_dict(), indent=2) + "\n", encoding="utf-8")
+        indent = 2 if isinstance(made, Profile) else None
+        save_profile.write_text(json.dumps(made.as_dict(), indent=indent) + "\n", encoding="utf-8")
         if out is None:
             return
-    _write(out, synthesize(made, seed))
+    _write(out, make_requests(made, seed))
 
 
-def _with_knobs(profile: Profile, knobs: Iterable[str]) -> Profile:
-    names = {item.name: item.type for item in fields(Profile)}
-    values: dict[str, int | float] = {}
+def _with_knobs(made: Profile | Likeness, knobs: Iterable[str]) -> Profile | Likeness:
+    types = {item.name: item.type for item in fields(Profile)}
+    names = list(types) if isinstance(made, Profile) else ["num_requests"]
+    values: dict[str, Any] = {}
     for knob in knobs:
         name, _, text = knob.partition("=")
         if name not in names:
-            raise click.UsageError(f"there is no knob {name!r}, only {', '.join(names)}")
+            raise click.UsageError(f"there is no knob {name!r} here, only {', '.join(names)}")
         try:
-            values[name] = int(text) if names[name] == "int" else float(text)
+            values[name] = int(text) if types[name] == "int" else float(text)
         except ValueError:
             raise click.UsageError(f"{name} is a number, not {text!r}") from None
-    made: Profile = checked(lambda: replace(profile, **values))  # type: ignore[arg-type] # it checks each
-    return made
+    return checked(lambda: replace(made, **values))  # type: ignore[no-any-return] # it checks each
 
 
 @trace.command()

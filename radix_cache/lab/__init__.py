@@ -13,13 +13,15 @@ from radix_cache.lab.curve import Curve, HitCurve, block_curve, lru_curve
 from radix_cache.lab.fit import fit
 from radix_cache.lab.hits import Hits, ReplayResult
 from radix_cache.lab.info import Spread, TraceInfo, trace_info
+from radix_cache.lab.likeness import Likeness
 from radix_cache.lab.optimal import block_optimal, optimal, plan_ahead
 from radix_cache.lab.playing import load_policy, replay_policy
 from radix_cache.lab.record import Anonymizer, RecordingCache
 from radix_cache.lab.replay import TraceClock, replay
 from radix_cache.lab.requests import Request, TraceError, group_ties, in_time_order
+from radix_cache.lab.resample import resample
 from radix_cache.lab.sampling import Estimate, SampledCurve, sampled_curve
-from radix_cache.lab.sources import TraceSource
+from radix_cache.lab.sources import TraceSource, make_requests, read_profile
 from radix_cache.lab.sweep import Job, plan_sweep, run_in_processes, sweep
 from radix_cache.lab.synth import Profile, synthesize
 from radix_cache.lab.tables import read_rows, write_rows
@@ -36,6 +38,7 @@ __all__ = [
     "HitCurve",
     "Hits",
     "Job",
+    "Likeness",
     "Point",
     "Profile",
     "RecordingCache",
@@ -58,15 +61,18 @@ __all__ = [
     "in_time_order",
     "load_policy",
     "lru_curve",
+    "make_requests",
     "optimal",
     "plan_ahead",
     "plan_sweep",
+    "read_profile",
     "read_records",
     "read_rows",
     "read_trace",
     "replay",
     "replay_in_time",
     "replay_policy",
+    "resample",
     "run_in_processes",
     "sampled_curve",
     "sweep",

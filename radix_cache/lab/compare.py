@@ -6,11 +6,12 @@ it finds what LRU finds, 1 where it finds what the optimum does, and negative wh
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from radix_cache.errors import InvalidArgument
 from radix_cache.lab.playing import OPTIMAL
@@ -23,15 +24,22 @@ METRICS = ("block", "token", "request")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One policy at one capacity. rate: the mean over seeds. num_seeds. gap_closed: its share of what lies between LRU
-    and the optimum; None where one of these is missing, or nothing lies between.
+    """One policy at one capacity. rate: the mean over seeds. error: its standard error, None with one seed. gap_closed:
+    its share of what lies between LRU and the optimum; None where one of these is missing, or nothing lies between.
     """
 
     policy: str
     num_blocks: int
     rate: float
     num_seeds: int
+    error: float | None
     gap_closed: float | None
+
+    def __str__(self) -> str:
+        """Return the figures in percent, as in ``"14.81 ± 0.20 (7 %)"``."""
+        error = "" if self.error is None else f" ± {100 * self.error:.2f}"
+        share = "" if self.gap_closed is None else f" ({round(100 * self.gap_closed)} %)"
+        return f"{100 * self.rate:.2f}{error}{share}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +95,14 @@ def compare(rows: Iterable[Row], metric: str = "block", *, last_half: bool = Fal
 def _points(rates: dict[tuple[str, int], list[float]]) -> tuple[Point, ...]:
     means = {place: fmean(values) for place, values in rates.items()}
     points = [
-        Point(policy, num_blocks, rate, len(rates[policy, num_blocks]), _share(rate, means, num_blocks))
-        for (policy, num_blocks), rate in means.items()
+        Point(policy, num_blocks, rate, len(seeds), _error(seeds), _share(rate, means, num_blocks))
+        for ((policy, num_blocks), rate), seeds in zip(means.items(), rates.values(), strict=True)
     ]
     return tuple(sorted(points, key=lambda point: point.num_blocks))
+
+
+def _error(seeds: list[float]) -> float | None:
+    return stdev(seeds) / math.sqrt(len(seeds)) if len(seeds) > 1 else None
 
 
 def _share(rate: float, means: dict[tuple[str, int], float], num_blocks: int) -> float | None:

@@ -23,6 +23,7 @@ from itertools import accumulate
 from radix_cache.lab.blocks import BlockTrace, Runs
 from radix_cache.lab.hits import Hits
 from radix_cache.lab.requests import Request
+from radix_cache.operations import MAX_TOKENS, check_count
 
 __all__ = ["Curve", "HitCurve", "block_curve", "lru_curve"]
 
@@ -42,8 +43,8 @@ class HitCurve:
     hit_blocks: array[int]
 
     def at(self, num_blocks: int) -> Hits:
-        """Return the hits of a cache of ``num_blocks``. O(1)."""
-        at = min(num_blocks, len(self.hit_blocks) - 1)
+        """Return the hits of a cache of ``num_blocks``. O(1). Raises `InvalidArgument` for fewer than none."""
+        at = min(check_count(num_blocks, "num_blocks", most=MAX_TOKENS), len(self.hit_blocks) - 1)
         return Hits(
             self.num_requests,
             self.num_prompt_tokens,

@@ -1,8 +1,8 @@
 """A generator's knobs from a real trace, by moments: rates, lengths, turns and the sharing of prompts are kept.
 
 What is not: the time of day, what depends on what (which conversations have long prompts), and how skewed the numbers
-of turns are. How far the curve of a fitted trace is from the real one is in docs/experiments.md; look at your own
-before you rely on it (``radix-cache curve`` on both).
+of turns are. How far the curve of a fitted trace is from the real one is in docs/experiments.md; where that matters,
+`radix_cache.lab.Likeness` keeps them.
 """
 
 from __future__ import annotations

@@ -19,11 +19,17 @@ from radix_cache.lab.hits import ReplayResult
 from radix_cache.lab.optimal import optimal
 from radix_cache.lab.replay import TraceClock, replay
 from radix_cache.lab.requests import Request
-from radix_cache.policies import EvictionPolicy, make_policy
+from radix_cache.policies import BUILT_IN, EvictionPolicy, make_policy
 
-__all__ = ["OPTIMAL", "load", "load_policy", "replay_policy", "usual_block_size"]
+__all__ = ["OPTIMAL", "load", "load_policy", "new_cache", "replay_policy", "usual_block_size"]
 
 OPTIMAL = "optimal"
+
+# To these it is the same whether a block is one token or many, and one is faster.
+_WITHOUT_POSITIONS = {
+    BUILT_IN[name]
+    for name in ("lru", "lfu", "slru", "fifo", "filo", "mru", "priority", "lfu-da", "two-hit", "steps-to-execution")
+}
 
 
 def replay_policy(
@@ -32,16 +38,28 @@ def replay_policy(
     """Play ``requests`` to a new cache, in process, one after the other, and return what it found.
 
     policy: a name that `radix_cache.policies.make_policy` knows, ``"optimal"``, ``"./mine.py:Mine"``, or an object.
-    block_size: of traces of token ids; None: 16. Policies that read a clock see the trace's.
+    block_size: of traces of token ids; None: 16. Policies see positions in tokens, of hash ids, too, and a clock that
+    shows the trace's time.
     Raises `InvalidArgument` for a policy that is not found, and for sizes below 1.
     """
     first, requests = peek(requests)
-    size = usual_block_size(first) if block_size is None else block_size
     if policy == OPTIMAL:
-        return optimal(requests, num_blocks, size)
+        return optimal(requests, num_blocks, usual_block_size(first) if block_size is None else block_size)
     clock = TraceClock()
-    cache = PrefixCache(num_blocks, size, load_policy(policy), clock=clock)
+    cache = new_cache(first, policy, num_blocks, block_size, clock)
     return replay(requests, cache, trace_clock=clock)
+
+
+def new_cache(
+    first: Request | None, policy: str | EvictionPolicy, num_blocks: int, block_size: int | None, clock: TraceClock
+) -> PrefixCache:
+    """Return an empty cache for a trace that begins with ``first``."""
+    made = load_policy(policy)
+    if block_size is None or (first is not None and first.tokens_per_id > 1):
+        block_size = usual_block_size(first)
+        if first is not None and type(made) not in _WITHOUT_POSITIONS:
+            block_size = max(first.tokens_per_id, block_size)
+    return PrefixCache(num_blocks, block_size, made, clock=clock)
 
 
 def usual_block_size(first: Request | None) -> int:
@@ -60,10 +78,16 @@ def load_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
     """Return the policy; ``"./mine.py:Mine"`` is the class ``Mine`` of that file, made without arguments or with those
     behind another colon: ``"./mine.py:Mine:alpha=2"``. The file is run once a process. Raises `InvalidArgument`.
     """
+    if isinstance(policy, str) and policy.endswith(".py"):
+        raise InvalidArgument(f"policy {policy!r}: say which class of the file, as in {policy}:Mine")
     if not isinstance(policy, str) or ".py:" not in policy:
         return make_policy(policy)
     path, _, rest = policy.partition(".py:")
-    return make_policy(f"{_module(f'{path}.py').__name__}:{rest}")
+    name = _module(f"{path}.py").__name__
+    try:
+        return make_policy(f"{name}:{rest}")
+    except InvalidArgument as error:
+        raise InvalidArgument(str(error).replace(name, f"{path}.py")) from error
 
 
 def load(text: str) -> Callable[..., Any]:
@@ -79,10 +103,13 @@ def load(text: str) -> Callable[..., Any]:
     return found
 
 
-@lru_cache
 def _module(path: str) -> ModuleType:
     """Return the module that the file at ``path`` makes; it can be imported by its name from then on."""
-    file = Path(path).resolve()
+    return _run(Path(path).resolve(), path)
+
+
+@lru_cache
+def _run(file: Path, path: str) -> ModuleType:
     name = f"radix_cache_user_{crc32(str(file).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():

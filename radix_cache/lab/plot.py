@@ -18,7 +18,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 _MAX_MARKS = 60
 _WIDTH, _HEIGHT = 760, 400
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 190, 36, 52
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 230, 36, 52
+_MAX_LABEL = 24  # characters that fit to the right of a chart
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class _Axis:
         return self.first + (value - low) / (high - low or 1) * (self.last - self.first)
 
     def ticks(self) -> list[float]:
-        """Return round numbers, five or so."""
+        """Return round numbers, five or so; the ends where there are no two."""
         if self.is_log:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             factors = (1, 2, 5) if len(decades) <= 4 else (1,)
@@ -56,7 +57,8 @@ class _Axis:
             unit = 10.0 ** math.floor(math.log10(rough))
             step = next(factor * unit for factor in (1, 2, 2.5, 5, 10) if factor * unit >= rough)
             found = [step * number for number in range(math.floor(self.low / step), math.ceil(self.high / step) + 1)]
-        return [tick for tick in found if self.low <= tick <= self.high * (1 + 1e-9)]
+        found = [tick for tick in found if self.low <= tick <= self.high * (1 + 1e-9)]
+        return found if len(found) > 1 else sorted({self.low, self.high})
 
 
 def line_chart(
@@ -140,8 +142,15 @@ def _drawn(number: int, line: Line, across: _Axis, up: _Axis) -> list[str]:
         *parts,
         f'<line x1="{left}" y1="{y}" x2="{left + 24}" y2="{y}" stroke="{colour}" stroke-width="2"',
         f'stroke-dasharray="{dash}"/>',
-        f'<text x="{left + 30}" y="{y + 4}">{escape(line.name)}</text>',
+        f'<text x="{left + 30}" y="{y + 4}">{_label(line.name)}</text>',
     ]
+
+
+def _label(name: str) -> str:
+    """Return the name, or its end, which tells policies of one's own apart; the whole is shown to who points at it."""
+    if len(name) <= _MAX_LABEL:
+        return escape(name)
+    return f"<title>{escape(name)}</title>…{escape(name[1 - _MAX_LABEL :])}"
 
 
 def _number(value: float) -> str:

@@ -37,7 +37,10 @@ def comparison_report(comparisons: Sequence[Comparison], metric: str, part: str)
         lines = []
         for policy in comparison.policies:
             points = [point for point in comparison.points if point.policy == policy]
-            lines.append(Line(policy, [p.num_blocks for p in points], [100 * p.rate for p in points]))
+            errors = [200 * p.error for p in points if p.error is not None]
+            rates = [100 * p.rate for p in points]
+            band = errors if len(errors) == len(rates) else ()
+            lines.append(Line(policy, [p.num_blocks for p in points], rates, band))
         title = f"{comparison.trace}, {comparison.num_trace_blocks:,} different blocks"
         chart = line_chart(title, "capacity, blocks", f"{metric} hit rate, %", lines, is_log_x=True)
         sections += [f"<h2>{escape(comparison.trace)}</h2>", chart, _comparison_table(comparison)]
@@ -117,13 +120,12 @@ def _comparison_table(comparison: Comparison) -> str:
     rows = []
     for policy in comparison.policies:
         points = [comparison.at(policy, num_blocks) for num_blocks in comparison.capacities]
-        rows.append([policy, *("" if point is None else _cell(point.rate, point.gap_closed) for point in points)])
-    caption = "<p>Percent; in brackets, the share of what lies between LRU and the optimum.</p>"
+        rows.append([policy, *("" if point is None else str(point) for point in points)])
+    caption = (
+        "<p>Percent; of several seeds the mean, ± its standard error (two in the picture). In brackets, the share of "
+        "what lies between LRU and the optimum.</p>"
+    )
     return caption + _table(heads, rows)
-
-
-def _cell(rate: float, gap_closed: float | None) -> str:
-    return f"{100 * rate:.2f}" + ("" if gap_closed is None else f" ({round(100 * gap_closed)} %)")
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

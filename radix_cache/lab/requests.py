@@ -21,7 +21,7 @@ class TraceError(InvalidArgument):
     """A line of a trace cannot be used. path, line: where it is, counted from 1."""
 
     def __init__(self, path: TracePath, line: int, why: str) -> None:
-        super().__init__(f"{path}, line {line}: {why}")
+        super().__init__(f"{'stdin' if path == '-' else path}, line {line}: {why}")
         self.path = path
         self.line = line
         self._why = why

@@ -10,7 +10,6 @@ and add what the tool said. Lengths and times are log-normal around their means,
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from array import array
@@ -19,11 +18,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from heapq import heappop, heappush
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from radix_cache.errors import InvalidArgument
-from radix_cache.lab.requests import Request, TracePath
+from radix_cache.lab.requests import Request
 from radix_cache.tokens import pack_tokens
 
 __all__ = ["Profile", "synthesize"]
@@ -73,15 +71,6 @@ class Profile:
                 raise InvalidArgument(f"{item.name} is {kind} of at least {least}, not {value!r}")
         if self.agent_share > 1:
             raise InvalidArgument(f"agent_share is at most 1, not {self.agent_share!r}")
-
-    @classmethod
-    def read(cls, path: TracePath) -> Profile:
-        """Return the profile in a JSON file; what it lacks has its default. Raises `InvalidArgument`, `OSError`."""
-        try:
-            knobs = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls(**knobs)
-        except (ValueError, TypeError) as error:
-            raise InvalidArgument(f"{path} is no profile: {error}") from error
 
     def as_dict(self) -> dict[str, Any]:
         """Return all knobs by name, ready for JSON."""

@@ -24,7 +24,7 @@ from radix_cache.cache import PrefixCache
 from radix_cache.errors import InvalidArgument, PoolExhausted
 from radix_cache.lab.hits import ReplayResult, Tally
 from radix_cache.lab.info import Spread
-from radix_cache.lab.playing import load_policy, peek, usual_block_size
+from radix_cache.lab.playing import new_cache, peek
 from radix_cache.lab.replay import TraceClock, in_blocks
 from radix_cache.lab.requests import Request
 from radix_cache.leases import Lease
@@ -93,9 +93,8 @@ def replay_in_time(
     Raises `InvalidArgument`, also for a request that is earlier than the one before.
     """
     first, requests = peek(requests)
-    size = usual_block_size(first) if block_size is None else block_size
     trace_clock = TraceClock()
-    cache = PrefixCache(num_blocks, size, load_policy(policy), clock=trace_clock)
+    cache = new_cache(first, policy, num_blocks, block_size, trace_clock)
     return _Simulation(cache, trace_clock, engine or Engine(), clock).run(requests)
 
 
