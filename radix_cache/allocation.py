@@ -12,6 +12,7 @@ from radix_cache.errors import IntegrityError, PoolExhausted
 from radix_cache.index import PrefixIndex
 from radix_cache.node import BLOCK_ID_BYTES, Node, Root, Share
 from radix_cache.pool import FreeList
+from radix_cache.reading import num_unlocked_bytes
 from radix_cache.shares import SharedPolicy
 
 __all__ = ["Allocator"]
@@ -52,7 +53,7 @@ class Allocator:
 
     def _num_own(self, node: Node | None, child: Node | None, part: int) -> int:
         """How many evictable blocks a match would protect."""
-        own = 0 if node is None else self.index.num_evictable_above(node)
+        own = 0 if node is None else num_unlocked_bytes(node) // self.index.block_bytes
         if child is not None and not child.num_locks:
             own += part // self.index.block_bytes
         return own
@@ -73,14 +74,15 @@ class Allocator:
 
     def _num_available(self, share: Share | None, own: int, kept: int) -> tuple[int, int]:
         """How many blocks the pool has for one of ``share``, and how many its limit allows; ``own`` of the evictable
-        ones are its own match. O(shares).
+        ones are its own match.
         """
         index = self.index
         available = self.pool.num_free_blocks - kept + index.num_cached_blocks - index.num_protected_blocks - own
-        for other in index.shares.values():
-            if other is not share:
-                available -= other.num_evictable_blocks - other.num_spare_blocks
-        if share is None or share.max_blocks is None:
+        available -= index.num_withheld_blocks
+        if share is None:
+            return available, available
+        available += share.num_withheld_blocks
+        if share.max_blocks is None:
             return available, available
         return available, share.max_blocks - share.num_leased_blocks - share.num_protected_blocks - own
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from radix_cache import operations
-from radix_cache.errors import BatchNotRun, RadixCacheError
+from radix_cache.errors import BatchNotRun, RadixCacheError, UnknownLease
 from radix_cache.hints import Hints
 from radix_cache.leases import Lease
 from radix_cache.operations import InsertResult, Operation, Outcome
@@ -34,6 +34,7 @@ class Pending(Generic[T]):
     """
 
     __slots__ = ("_outcome", "lease_id")
+    _ended = None  # as of a lease: its id is its own for as long as its batch
 
     def __init__(self, lease_id: str | None = None) -> None:
         self.lease_id = lease_id
@@ -58,6 +59,7 @@ class Recorder:
     def __init__(self) -> None:
         self._recorded: list[tuple[Operation, Pending[Any]]] = []
         self._failed: dict[str, RadixCacheError] = {}  # leases whose match was refused when it was written down
+        self._opened: set[str] = set()
         self._has_ended = False
 
     def match_prefix(
@@ -133,15 +135,24 @@ class Recorder:
         self._check_open()
         pending: Pending[Any] = Pending(opens if opens is not None else getattr(needs, "lease_id", None))
         try:
-            if needs is not None and (failed := self._failed.get(operations.lease_id_of(needs))):
-                raise failed
+            if needs is not None:
+                self._check_needed(needs, operations.lease_id_of(needs))
             self._recorded.append((make(), pending))
-            self._failed.pop(opens, None)
+            if opens is not None:
+                self._failed.pop(opens, None)
+                self._opened.add(opens)
         except RadixCacheError as error:
             pending._resolve(Outcome(error=error))
             if isinstance(opens, str):
                 self._failed[opens] = error
         return pending
+
+    def _check_needed(self, needs: object, lease_id: str) -> None:
+        """Raise what stands against a verb on this lease: it was refused above, or its id is another's by then."""
+        if failed := self._failed.get(lease_id):
+            raise failed
+        if lease_id in self._opened and isinstance(needs, Lease):
+            raise UnknownLease(lease_id)
 
     def _check_open(self) -> None:
         """Raise `BatchNotRun` once the batch has ended: what is written down then would never run."""

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar, overload
 from radix_cache import operations
 from radix_cache.answers import Answers
 from radix_cache.batch import Batch
-from radix_cache.errors import InvalidArgument
+from radix_cache.errors import InvalidArgument, OldSeq
 from radix_cache.events import Change
 from radix_cache.executor import Executor
 from radix_cache.hints import Hints
@@ -39,6 +39,7 @@ from radix_cache.operations import (
 )
 from radix_cache.policies import EvictionPolicy, make_policy
 from radix_cache.pool import FreeList
+from radix_cache.reading import agrees, tree_rows
 from radix_cache.shares import NamespaceLimit, SharedPolicy, make_shares
 from radix_cache.stats import Description, LeaseInfo, NamespaceStats, Stats, TreeNode
 from radix_cache.tokens import BlockIds, TokenIds
@@ -138,7 +139,7 @@ class PrefixCache:
         operation = operations.match_prefix(
             tokens, namespace, max_tokens, num_tokens, num_blocks, parent, lease_id, hints, partial
         )
-        lease: Lease = self._do(operation, engine_id)
+        lease: Lease = self.do(operation, engine_id)
         return lease
 
     def allocate(
@@ -153,7 +154,7 @@ class PrefixCache:
         Returns the ids added, int32; none where the table covers that already. Evicts as many blocks as are missing.
         Raises `PoolExhausted`, `UnknownLease`, `InvalidArgument`. O(blocks added).
         """
-        added: array[int] = self._do(operations.allocate(lease, num_tokens, num_blocks), engine_id)
+        added: array[int] = self.do(operations.allocate(lease, num_tokens, num_blocks), engine_id)
         return added
 
     def insert(
@@ -174,7 +175,7 @@ class PrefixCache:
         Raises `InvalidTokens` where they contradict what is published, `InvalidBlocks` where the table is too short,
         `StaleLease`, `UnknownLease`, `InvalidArgument`.
         """
-        result: InsertResult = self._do(operations.insert(lease, tokens, offset, hints), engine_id)
+        result: InsertResult = self.do(operations.insert(lease, tokens, offset, hints), engine_id)
         return result
 
     def free(self, lease: Lease | str, block_ids: BlockIds, engine_id: str | None = None) -> None:
@@ -182,21 +183,21 @@ class PrefixCache:
 
         Raises `InvalidBlocks` for any other id, and for one named twice; `UnknownLease`. O(ids).
         """
-        self._do(operations.free(lease, block_ids), engine_id)
+        self.do(operations.free(lease, block_ids), engine_id)
 
     def release(self, lease: Lease | str, engine_id: str | None = None) -> None:
         """End the lease: unlock what it matched and published, return what is still private. Touches nothing. O(depth).
 
         Raises `UnknownLease` for one that is gone, which on a retry means success.
         """
-        self._do(operations.release(lease), engine_id)
+        self.do(operations.release(lease), engine_id)
 
     def renew(self, lease: Lease | str, ttl_s: float | None = None, engine_id: str | None = None) -> None:
         """Let the lease live for ``ttl_s`` seconds from now (None: the cache's ttl), whatever becomes of its engine.
 
         Raises `UnknownLease`, `InvalidArgument`. O(log leases).
         """
-        self._do(operations.renew(lease, ttl_s), engine_id)
+        self.do(operations.renew(lease, ttl_s), engine_id)
 
     def pin(
         self,
@@ -213,12 +214,12 @@ class PrefixCache:
         a block under two pins counted twice; what goes beyond raises `PoolExhausted`. Touches what it keeps.
         ``engine_id``: who calls; the pin outlives it.
         """
-        lease: Lease = self._do(operations.pin(tokens, ttl_s, namespace, lease_id), engine_id)
+        lease: Lease = self.do(operations.pin(tokens, ttl_s, namespace, lease_id), engine_id)
         return lease
 
     def unpin(self, pin: Lease | str) -> None:
         """End a pin. Raises `UnknownLease` for one that is gone, `InvalidArgument` for a lease that is none."""
-        self._do(operations.unpin(pin), None)
+        self.do(operations.unpin(pin), None)
 
     def heartbeat(self, engine_id: str) -> None:
         """Renew all leases of the engine. O(1)."""
@@ -243,7 +244,7 @@ class PrefixCache:
 
     def probe(self, tokens: TokenIds, namespace: Iterable[str] = ()) -> int:
         """Return how many tokens `match_prefix` would match. Changes nothing. O(tokens)."""
-        num_tokens: int = self._do(operations.probe(tokens, namespace), None)
+        num_tokens: int = self.do(operations.probe(tokens, namespace), None)
         return num_tokens
 
     def evict(self, num_blocks: int) -> int:
@@ -296,8 +297,10 @@ class PrefixCache:
 
         Each is all-or-nothing, with its own answer or error. With ``strict``, once one was refused for lack of blocks,
         later ones that need blocks are refused too. ``seq`` rises with each batch of an engine: the same one again
-        gets the same answers and changes nothing; an older one raises `InvalidArgument` when the batch ends.
+        gets the same answers and changes nothing; an older one raises `OldSeq` when the batch ends. Raises
+        `InvalidArgument` for what is no such number.
         """
+        _check_seq(seq, engine_id)
         return Batch(lambda recorded: self.run(recorded, engine_id=engine_id, seq=seq, strict=strict))
 
     @overload
@@ -335,13 +338,15 @@ class PrefixCache:
 
         ``encode`` is called right after its operation: a lease goes on changing, an answer must not. What it returned
         is what the same ``seq`` gets again. ``without_blocks``: an operation that needs any is refused. Raises
-        `InvalidArgument` for a ``seq`` that is older, or without an engine.
+        `OldSeq` for a ``seq`` that is older, `InvalidArgument` for one without an engine.
         """
         if engine_id is not None:
             check_name(engine_id, "engine_id")
+        _check_seq(seq, engine_id)
         with self._lock:
+            answers = None if seq is None or engine_id is None else self._answered(engine_id, seq, len(operations))
             self._executor.begin(engine_id)
-            if seq is not None and (answers := self._answered(engine_id, seq, len(operations))) is not None:
+            if answers is not None:
                 return [_fresh(answer) for answer in answers]
             self._executor.allocator.is_refusing = without_blocks
             results = self._executor.do_all(operations, engine_id, strict, encode or _as_it_is)
@@ -351,19 +356,18 @@ class PrefixCache:
                 self._answers.put(engine_id, seq, [_fresh(result) for result in results])
             return results
 
-    def _answered(self, engine_id: str | None, seq: int, num_operations: int) -> list[Any] | None:
+    def _answered(self, engine_id: str, seq: int, num_operations: int) -> list[Any] | None:
         """Return the answers that this batch got already, or None if it is new."""
-        check_count(seq, "seq", 1, most=2**64 - 1)
-        if engine_id is None:
-            raise InvalidArgument(f"seq {seq} is of no use without an engine_id")
         last, answers = self._answers.get(engine_id)
         if seq < last:
-            raise InvalidArgument(f"seq {seq} is older than {last}, which engine {engine_id!r} has sent already")
+            text = f"seq {seq} is older than {last}, which engine {engine_id!r} has sent already"
+            raise OldSeq(text, seq, last)
         if seq == last and len(answers) != num_operations:
             raise InvalidArgument(f"seq {seq} was a batch of {len(answers)} operations, not of {num_operations}")
         return answers if seq == last else None
 
-    def _do(self, operation: Operation, engine_id: str | None) -> Any:
+    def do(self, operation: Operation, engine_id: str | None = None) -> Any:
+        """Run one operation; return its value or raise its error."""
         if engine_id is not None:
             check_name(engine_id, "engine_id")
         with self._lock:
@@ -474,6 +478,14 @@ class PrefixCache:
         """Return where a live lease, or one of the latest that expired, has its tokens; None: no such lease. O(1)."""
         return self._executor.leases.namespace_of(operations.lease_id_of(lease_id))
 
+    def lease_of(self, lease_id: str) -> Lease | None:
+        """Return the open lease of this name, None if there is none, as far as the last call knew. O(1)."""
+        return self._executor.leases.by_id.get(lease_id)
+
+    def is_opened_with(self, lease: Lease, tokens: bytes) -> bool:
+        """Tell whether an open lease's published tokens begin with ``tokens``, whole blocks. O(tokens), a memcmp."""
+        return not tokens or (lease._node is not None and agrees(lease._node, 0, tokens, len(tokens)))
+
     def has_namespace(self, namespace: Iterable[str]) -> bool:
         """Tell whether anything is cached or leased in exactly this namespace. O(1)."""
         return operations.check_namespace(namespace) in self._executor.index.roots
@@ -501,7 +513,7 @@ class PrefixCache:
             self._executor.begin(None)
             index = self._executor.index
             roots = [root for name, root in index.roots.items() if name[: len(wanted)] == wanted]
-            return list(index.rows(roots, limit, shown))
+            return list(tree_rows(roots, index.now, limit, shown))
 
     def check_integrity(self) -> None:
         """Walk tree, pool and leases; raise `IntegrityError` on the first broken invariant. O(everything)."""
@@ -518,6 +530,13 @@ class PrefixCache:
             f"<PrefixCache {pool.num_free_blocks} free and {num_cached} cached of {pool.num_blocks} blocks "
             f"of {self.block_size} tokens>"
         )
+
+
+def _check_seq(seq: int | None, engine_id: str | None) -> None:
+    if seq is not None:
+        check_count(seq, "seq", 1, most=2**64 - 1)
+        if engine_id is None:
+            raise InvalidArgument(f"seq {seq} is of no use without an engine_id")
 
 
 def _checked_share(value: float, what: str) -> float:

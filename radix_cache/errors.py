@@ -3,7 +3,8 @@
     RadixCacheError
     ├── InvalidArgument (ValueError)      a value that can never work
     │   ├── InvalidTokens                 ... among the token ids
-    │   └── InvalidBlocks                 ... among the block ids
+    │   ├── InvalidBlocks                 ... among the block ids
+    │   └── OldSeq                        ... as the number of a batch: the engine has used a higher one
     ├── PoolExhausted (MemoryError)       not enough free and evictable blocks
     ├── UnknownLease (KeyError)           no such lease, or no longer
     │   └── LeaseExpired (TimeoutError)   it ran out of time
@@ -33,6 +34,7 @@ __all__ = [
     "LeaseExpired",
     "LimitExceeded",
     "NotConnected",
+    "OldSeq",
     "PermissionDenied",
     "PoolExhausted",
     "RadixCacheError",
@@ -75,6 +77,21 @@ class InvalidBlocks(InvalidArgument):
     def __init__(self, message: str, block_id: int | None = None) -> None:
         super().__init__(message)
         self.block_id = block_id
+
+
+class OldSeq(InvalidArgument):
+    """A batch's ``seq`` is below ``last``, the highest that its engine has used: the batch has not run.
+
+    An engine that was started again, with a clock that went back, goes on from there.
+    """
+
+    def __init__(self, message: str, seq: int, last: int) -> None:
+        super().__init__(message)
+        self.seq = seq
+        self.last = last
+
+    def __reduce__(self) -> tuple[type[OldSeq], tuple[str, int, int]]:
+        return type(self), (str(self), self.seq, self.last)
 
 
 class PoolExhausted(RadixCacheError, MemoryError):

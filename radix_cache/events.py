@@ -22,6 +22,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 from hashlib import sha256
+from struct import Struct
 from typing import NamedTuple, TypeAlias
 
 from radix_cache.operations import Namespace
@@ -104,7 +105,7 @@ class BlockHashes:
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._block_bytes = block_size * TOKEN_BYTES
+        self._blocks = Struct(f"{block_size * TOKEN_BYTES}s").iter_unpack
         self._states: list[bytes | None] = [None] * num_blocks  # by block id; None: not stored, or removed
 
     def events(self, changes: Iterable[Change]) -> list[Event]:
@@ -128,25 +129,18 @@ class BlockHashes:
         namespace, parent_id, tokens, block_ids = change
         states = self._states
         found = [states[block_id] for block_id in memoryview(block_ids).cast("i")]
-        return BlockStored(namespace, self._hash(parent_id), _hashes_of(found), tokens)  # type: ignore[arg-type]
+        above = None if parent_id is None else states[parent_id]
+        return BlockStored(namespace, _hash_of(above), _hashes_of(found), tokens)  # type: ignore[arg-type]
 
     def _stored(self, change: Grafted) -> BlockStored:
         namespace, parent_id, tokens, block_ids = change
-        states, block_bytes, at = self._states, self._block_bytes, 0
-        parent_hash = self._hash(parent_id)
-        state = None if parent_id is None else states[parent_id]
-        if state is None:
-            state = namespace_state(namespace)
-        found: list[bytes] = []
-        for block_id in memoryview(block_ids).cast("i"):
-            states[block_id] = state = sha256(state + tokens[at : at + block_bytes]).digest()
-            found.append(state)
-            at += block_bytes
-        return BlockStored(namespace, parent_hash, _hashes_of(found), tokens)
-
-    def _hash(self, block_id: int | None) -> int | None:
-        state = None if block_id is None else self._states[block_id]
-        return None if state is None else _hashes_of([state])[0]
+        states = self._states
+        above = None if parent_id is None else states[parent_id]
+        state = namespace_state(namespace) if above is None else above
+        found = [state := sha256(state + block).digest() for (block,) in self._blocks(tokens)]
+        for block_id, state in zip(memoryview(block_ids).cast("i"), found, strict=True):
+            states[block_id] = state
+        return BlockStored(namespace, _hash_of(above), _hashes_of(found), tokens)
 
     def _remove(self, block_ids: bytes, events: list[Event]) -> None:
         """Note as removed those of the blocks that are not; as part of the last event, if that removes too."""
@@ -168,6 +162,10 @@ def namespace_state(namespace: Namespace) -> bytes:
     """Return what the chains of a namespace begin with: a hash of its parts, each with its length before it."""
     parts = [part.encode("utf-8", "surrogatepass") for part in namespace]
     return sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()
+
+
+def _hash_of(state: bytes | None) -> int | None:
+    return None if state is None else int.from_bytes(state[:8], "little")
 
 
 def _hashes_of(states: list[bytes]) -> list[int]:

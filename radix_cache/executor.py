@@ -41,6 +41,7 @@ from radix_cache.operations import (
 )
 from radix_cache.pool import FreeList
 from radix_cache.publishing import insert
+from radix_cache.reading import agrees
 from radix_cache.stats import Counters
 from radix_cache.tokens import TOKEN_BYTES
 
@@ -244,8 +245,8 @@ class Executor:
 
     def _extends(self, lease: Lease, tokens: bytes) -> bool:
         """Tell whether a lease holds more than ``tokens``, from position 0."""
-        depth = lease.num_published_tokens * TOKEN_BYTES
-        return depth > len(tokens) and self.index.agrees(lease._node, depth, 0, tokens, len(tokens))  # type: ignore[arg-type]
+        node = lease._node
+        return node is not None and node.end > len(tokens) and agrees(node, 0, tokens, len(tokens))
 
     def totals(self) -> dict[str, int]:
         """Return the running totals by name, those that others keep included."""

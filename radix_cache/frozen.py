@@ -13,45 +13,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from radix_cache.cache import PrefixCache
+from radix_cache.frozen_nodes import FrozenNode, Seq, freeze_nodes
 from radix_cache.hints import NO_HINTS
 from radix_cache.leases import Lease, LeaseTable
-from radix_cache.node import Node, Root, WideChildren
+from radix_cache.node import Node
 from radix_cache.operations import Namespace
+from radix_cache.reading import nodes_below
 
-__all__ = ["ROOT_COUNTS", "Frozen", "FrozenLease", "FrozenNode", "freeze"]
-
-Seq: TypeAlias = "list[Any] | tuple[Any, ...]"
-
-ROOT_COUNTS = (
-    "num_requests",
-    "num_queried_tokens",
-    "num_hit_tokens",
-    "num_near_miss_tokens",
-    "num_evicted_blocks",
-    "evicted_age",
-    "evicted_idle",
-)
-
-
-class FrozenNode(NamedTuple):
-    """above: position of the parent; None in a root, which has a namespace and counts instead. is_dead: a reset has
-    taken it out of sight, and it is still locked. ranking: its place in the eviction order.
-    """
-
-    above: int | None
-    namespace: Seq | None
-    counts: Seq | None
-    tokens: bytes
-    block_ids: bytes
-    is_dead: bool
-    is_wide: bool
-    last_access: int
-    created: int
-    data: Any
-    ranking: Any
+__all__ = ["Frozen", "FrozenLease", "FrozenNode", "freeze"]
 
 
 class FrozenLease(NamedTuple):
@@ -103,12 +75,12 @@ def freeze(cache: PrefixCache) -> Frozen:
         executor = cache._executor
         if executor.index._doomed:
             raise ValueError("a cache is frozen between resets, not within one")
-        position: dict[Node, int] = {}
+        nodes, position = freeze_nodes(executor.index, _all_nodes(cache))
         pool = executor.pool
         return Frozen(
             totals=_totals(cache),
             policy=executor.index.policy.saved(),
-            nodes=[_frozen_node(node, position, cache) for node in _all_nodes(cache)],
+            nodes=nodes,
             leases=[_frozen_lease(lease, position) for lease in executor.leases],
             free=b"".join(pool._pieces)[pool._num_taken_bytes :],
             engines=[(name, each.deadline, each.is_scheduled) for name, each in executor.leases._engines.items()],
@@ -132,7 +104,7 @@ def _totals(cache: PrefixCache) -> dict[str, int | float]:
 def _all_nodes(cache: PrefixCache) -> Iterator[Node]:
     """Yield every node, parents first: the trees, then what is dead, which some lease ends in or below."""
     index = cache._executor.index
-    yield from index.nodes(index.roots.values())
+    yield from nodes_below(index.roots.values())
     seen: set[Node] = set()
     for lease in cache._executor.leases:
         for end in (lease._node, lease._partial):
@@ -143,25 +115,6 @@ def _all_nodes(cache: PrefixCache) -> Iterator[Node]:
                 node = node.parent
             seen.update(path)
             yield from reversed(path)
-
-
-def _frozen_node(node: Node, position: dict[Node, int], cache: PrefixCache) -> FrozenNode:
-    position[node] = len(position)
-    is_leaf = node.parent is not None and node.children is None and not node.is_dead
-    root = node if isinstance(node, Root) else None
-    return FrozenNode(
-        above=None if node.parent is None else position[node.parent],
-        namespace=None if root is None else root.namespace,
-        counts=None if root is None else [getattr(root, name) for name in ROOT_COUNTS],
-        tokens=node.tokens,
-        block_ids=node.block_ids,
-        is_dead=node.is_dead,
-        is_wide=isinstance(node.children, WideChildren),
-        last_access=node.last_access,
-        created=node.created,
-        data=node.data,
-        ranking=cache._executor.index.policy.ranking(node) if is_leaf else None,
-    )
 
 
 def _frozen_lease(lease: Lease, position: dict[Node, int]) -> FrozenLease:

@@ -18,26 +18,19 @@ Nothing here recurses, so a tree may be as deep as it likes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
-
 from radix_cache.errors import IntegrityError, InvalidArgument, InvalidTokens
 from radix_cache.events import Change, Cleared, Dropped, Grafted
 from radix_cache.hints import NO_HINTS, Hints
-from radix_cache.nearest import NearestKeys, num_common_tokens
+from radix_cache.nearest import NearestKeys
 from radix_cache.node import BLOCK_ID_BYTES, MAX_PLAIN_CHILDREN, Node, Root, Share, WideChildren, common_prefix
 from radix_cache.operations import Namespace
 from radix_cache.policies import EvictionPolicy
-from radix_cache.stats import TreeNode
+from radix_cache.reading import last_id, nodes_below
 from radix_cache.tokens import TOKEN_BYTES
 
 __all__ = ["PrefixIndex"]
 
-FrozenNode: TypeAlias = tuple[int | Namespace, bytes, bytes, int, int, Any]
-"""Position of the parent, or a root's namespace; tokens; block ids; last access; created; the policy's data."""
-
 _MAX_EXTENDED_BYTES = 64 * 1024  # a span is not extended beyond this: each extension copies it
-_MAX_NEAR_CHILDREN = 4
 _MAX_TRIMMED_BLOCKS = 256  # of a longer leaf this much is cut off first: each trim copies the rest
 
 
@@ -45,9 +38,10 @@ class PrefixIndex:
     """Nodes under their namespaces' roots, and the eviction order of the leaves.
 
     num_cached_blocks, num_protected_blocks, num_nodes: kept up to date; what a reset detached counts until it is freed.
+    num_withheld_blocks: evictable ones that minimums of shares keep from others.
     num_evicted_blocks, evicted_age, evicted_idle: totals; the last two summed over the blocks, in logical time.
-    now: the logical time, one step for each touch of a path. changes: where blocks that come and go are noted, for
-    whoever takes them from there; None: nowhere.
+    now: the logical time, one step for each touch of a path. nearest: finds blocks that agree in part.
+    changes: where blocks that come and go are noted, for whoever takes them from there; None: nowhere.
     """
 
     def __init__(self, block_size: int, policy: EvictionPolicy, shares: dict[Namespace, Share] | None = None) -> None:
@@ -69,8 +63,9 @@ class PrefixIndex:
         self.num_evicted_blocks = self.evicted_age = self.evicted_idle = 0
         self.num_cached_blocks = 0
         self.num_protected_blocks = 0
+        self.num_withheld_blocks = 0
         self.num_nodes = 0
-        self._nearest = NearestKeys()
+        self.nearest = NearestKeys()
         self.roots: dict[Namespace, Root] = {}
         self.shares: dict[Namespace, Share] = {} if shares is None else shares
         self.changes: list[Change] | None = None
@@ -104,94 +99,22 @@ class PrefixIndex:
         any, with the bytes of it that are. The ids of all that is covered are appended to ``block_ids``, span by span.
         """
         block_bytes = self.block_bytes
+        start = node.end - at  # where ``data`` begins
         while at < limit:
-            children = node.children
-            if children is None or (child := children.get(data[at : at + block_bytes])) is None:
-                break
-            span = child.tokens
-            end = at + len(span)
-            if end > limit or not data.startswith(span, at):
-                covered = common_prefix(span, data, at, limit, block_bytes)
-                block_ids.append(child.block_ids[: covered // block_bytes * BLOCK_ID_BYTES])
-                return node, at, child, covered
+            child = node.recent  # on a busy path it is the one, and need not be looked up
+            if child is None or not data.startswith(child.tokens, at, limit):
+                children = node.children
+                if children is None or (child := children.get(data[at : at + block_bytes])) is None:
+                    break
+                if not data.startswith(child.tokens, at, limit):
+                    covered = common_prefix(child.tokens, data, at, limit, block_bytes)
+                    block_ids.append(child.block_ids[: covered // block_bytes * BLOCK_ID_BYTES])
+                    return node, at, child, covered
+                node.recent = child
             block_ids.append(child.block_ids)
             node = child
-            at = end
+            at = child.end - start
         return node, at, None, 0
-
-    def num_near_tokens(self, node: Node, covered: int, data: bytes, at: int, limit: int) -> int:
-        """Return how many tokens behind a match agree with a cached block that they do not fill.
-
-        The match covers ``covered`` bytes of ``node`` from ``at`` on, or ends in it (0). O(block_size).
-        """
-        if covered:
-            candidates = [node.tokens[covered : covered + self.block_bytes]]
-        elif type(node.children) is dict and len(node.children) <= _MAX_NEAR_CHILDREN:
-            candidates = list(node.children)
-        else:
-            return 0
-        behind = data[at + covered : min(at + covered + self.block_bytes, limit)]
-        return max((num_common_tokens(block, behind) for block in candidates), default=0)
-
-    def find_partial(self, node: Node, child: Node | None, covered: int, piece: bytes) -> tuple[Node | None, int, int]:
-        """Find the cached block behind a match that agrees longest with ``piece``, the tokens behind it.
-
-        The match covers ``covered`` bytes of ``child``, or ends in ``node``. Returns the node that the block is in, at
-        which byte of it, and for how many tokens it agrees; none for 0. Changes nothing. O(block_size + log children).
-        """
-        if child is not None:
-            num_tokens = num_common_tokens(child.tokens[covered : covered + self.block_bytes], piece)
-            return (child, covered, num_tokens) if num_tokens else (None, 0, 0)
-        key, num_tokens = self._nearest.find(node, piece)
-        found = node.children.get(key) if num_tokens and node.children is not None else None
-        return found, 0, num_tokens
-
-    def num_evictable_above(self, node: Node) -> int:
-        """Evictable blocks on the path from the root through ``node``: what a lock on it would protect. O(depth)."""
-        num_blocks = 0
-        above: Node | None = node
-        while above is not None and not above.num_locks:
-            num_blocks += above.num_blocks
-            above = above.parent
-        return num_blocks
-
-    def agrees(self, node: Node, depth: int, start: int, tokens: bytes, length: int) -> bool:
-        """Tell whether the path has the first ``length`` bytes of ``tokens`` at byte ``start``; ``node`` ends at
-        ``depth``.
-
-        ``start`` is a whole block. A memcmp for each node that is read.
-        """
-        stop = start + length
-        above: Node | None = node
-        while above is not None and depth > start:
-            span, begin = above.tokens, depth - len(above.tokens)
-            if begin < stop:
-                if begin < start or depth > stop:
-                    span = span[max(start - begin, 0) : stop - begin]
-                if not tokens.startswith(span, max(begin - start, 0)):
-                    return False
-            depth, above = begin, above.parent
-        return True
-
-    def path_slice(self, node: Node, depth: int, start: int, stop: int) -> tuple[bytes, bytes]:
-        """Return tokens and block ids of bytes [start, stop) of the path whose end, ``node``, lies at byte ``depth``.
-
-        ``start`` and ``stop`` are whole blocks. O(depth of the part that is read).
-        """
-        tokens: list[bytes] = []
-        block_ids: list[bytes] = []
-        per_block = self.block_bytes
-        above: Node | None = node
-        while above is not None and depth > start:
-            begin = depth - len(above.tokens)
-            low, high = max(start - begin, 0), min(stop - begin, len(above.tokens))
-            if low < high:
-                tokens.append(above.tokens[low:high])
-                block_ids.append(
-                    above.block_ids[low // per_block * BLOCK_ID_BYTES : high // per_block * BLOCK_ID_BYTES]
-                )
-            depth, above = begin, above.parent
-        return b"".join(reversed(tokens)), b"".join(reversed(block_ids))
 
     # Changing.
 
@@ -208,24 +131,14 @@ class PrefixIndex:
             )  # evicted by a piece after a reset and before the sweep: nothing else leads to it
         return upper
 
-    def node_above(self, node: Node, depth: int, stop: int) -> Node:
-        """Return the node of the path that ends at byte ``stop``, cutting one if need be; ``node`` ends at
-        ``depth``.
-        """
-        while depth - len(node.tokens) >= stop and node.parent is not None:
-            depth -= len(node.tokens)
-            node = node.parent
-        return self.cut(node, len(node.tokens) - (depth - stop))
+    def node_above(self, node: Node, stop: int) -> Node:
+        """Return the node of the path through ``node`` that ends at byte ``stop``, cutting one if need be."""
+        while (parent := node.parent) is not None and parent.end >= stop:
+            node = parent
+        return self.cut(node, len(node.tokens) - (node.end - stop))
 
-    def touch(
-        self,
-        node: Node,
-        num_tokens: int,
-        is_insert: bool = False,
-        counted: Node | None = None,
-        hints: Hints = NO_HINTS,
-    ) -> None:
-        """Note that the path through ``node``, ``num_tokens`` long, was covered by a match or an insert. O(depth).
+    def touch(self, node: Node, is_insert: bool = False, counted: Node | None = None, hints: Hints = NO_HINTS) -> None:
+        """Note that the path through ``node`` was covered by a match or an insert. O(depth).
 
         ``counted``: where the last insert of the same request ended.
         """
@@ -235,59 +148,71 @@ class PrefixIndex:
             above.last_access = now
             above = above.parent
         if self._visit is not None:
-            self._tell(node, num_tokens, is_insert, counted, hints)
+            self._tell(node, is_insert, counted, hints)
         elif node.children is None:
             self._touch_leaf(node)
 
-    def _tell(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
+    def _tell(self, node: Node, is_insert: bool, counted: Node | None, hints: Hints) -> None:
         """Let a policy that looks at paths see this one, with the boundary that it wants."""
+        num_tokens = node.end // TOKEN_BYTES
         if self._boundary is not None:
             position = self._boundary(node, num_tokens, hints)
             if position is not None and (stop := self.whole(position * TOKEN_BYTES)) > 0:
-                self.node_above(node, num_tokens * TOKEN_BYTES, stop)
+                self.node_above(node, stop)
         assert self._visit is not None
         self._visit(node, num_tokens, is_insert, counted, hints)
 
-    def hold(
-        self,
-        node: Node,
-        num_tokens: int,
-        is_insert: bool = False,
-        counted: Node | None = None,
-        hints: Hints = NO_HINTS,
-    ) -> None:
-        """Touch the path through ``node``, ``num_tokens`` long, and protect it, once more. O(depth)."""
-        self.lock(node)
-        self.touch(node, num_tokens, is_insert, counted, hints)
+    def hold(self, node: Node, is_insert: bool = False, counted: Node | None = None, hints: Hints = NO_HINTS) -> None:
+        """`touch` the path through ``node`` and `lock` it, in one climb. O(depth)."""
+        self.now = now = self.now + 1
+        above = node
+        while not above.num_locks and (parent := above.parent) is not None:
+            above.num_locks = 1
+            above.last_access = now
+            above = parent
+        above.num_locks += 1  # the root, or the first that is locked already
+        if above is not node:
+            self._protect(node, (node.end - above.end) // self.block_bytes)
+        above.last_access = now
+        while (parent := above.parent) is not None:
+            parent.last_access = now
+            above = parent
+        if self._visit is not None:
+            self._tell(node, is_insert, counted, hints)
+        elif node.children is None:
+            self._touch_leaf(node)
 
     def _protect(self, node: Node, num_blocks: int) -> None:
         """Count blocks of ``node``'s namespace as protected; a negative number for those that no longer are."""
         self.num_protected_blocks += num_blocks
         root = node.root
         root.num_protected_blocks += num_blocks  # type: ignore[union-attr]
-        share = root.share  # type: ignore[union-attr]
-        if share is not None:
-            share.num_protected_blocks += num_blocks
+        if root.share is not None:  # type: ignore[union-attr]
+            self._count(root.share, 0, num_blocks)  # type: ignore[union-attr]
 
     def _cache(self, root: Root, num_blocks: int) -> None:
         """Count blocks of a namespace as cached; a negative number for those that no longer are."""
         self.num_cached_blocks += num_blocks
         root.num_cached_blocks += num_blocks
         if root.share is not None:
-            root.share.num_cached_blocks += num_blocks
+            self._count(root.share, num_blocks, 0)
+
+    def _count(self, share: Share, num_cached: int, num_protected: int) -> None:
+        """Count blocks of a share, and what it withholds from others."""
+        before = share.num_withheld_blocks
+        share.num_cached_blocks += num_cached
+        share.num_protected_blocks += num_protected
+        self.num_withheld_blocks += share.num_withheld_blocks - before
 
     def lock(self, node: Node) -> None:
         """Protect the path through ``node``, once more, without touching it. O(depth), up to what is locked already."""
-        num_bytes = 0
-        above: Node | None = node
-        while above is not None:
-            above.num_locks = locks = above.num_locks + 1
-            if locks > 1:
-                break
-            num_bytes += len(above.block_ids)
-            above = above.parent
-        if num_bytes:
-            self._protect(node, num_bytes // BLOCK_ID_BYTES)
+        above = node
+        while not above.num_locks and (parent := above.parent) is not None:
+            above.num_locks = 1
+            above = parent
+        above.num_locks += 1
+        if above is not node:
+            self._protect(node, (node.end - above.end) // self.block_bytes)
 
     def unlock(self, node: Node) -> bytes:
         """Undo the lock of one `hold`; touches nothing. O(depth).
@@ -298,28 +223,25 @@ class PrefixIndex:
             node.num_locks -= 1
             return b""
         freed = b""
-        num_bytes = 0
-        above: Node | None = node
-        while above is not None:
-            above.num_locks = locks = above.num_locks - 1
-            if locks:
-                break
-            num_bytes += len(above.block_ids)
+        unlocked = self._unlocked
+        above = node
+        while above.num_locks == 1 and (parent := above.parent) is not None:
+            above.num_locks = 0
             children = above.children
             if children is None:
                 if above.is_dead:
                     self._dead.discard(above)
                     freed += self._drop(above)
-                elif above.parent is not None:
+                else:
                     self.policy.add(above)
             else:
-                if self._unlocked is not None and above.parent is not None:
-                    self._unlocked(above)
+                if unlocked is not None:
+                    unlocked(above)
                 if len(children) == 1:
                     self._merge(above)
-            above = above.parent
-        if num_bytes:
-            self._protect(node, -(num_bytes // BLOCK_ID_BYTES))
+            above = parent
+        above.num_locks -= 1
+        self._protect(node, (above.end - node.end) // self.block_bytes)
         return freed
 
     def _merge(self, upper: Node) -> None:
@@ -337,17 +259,15 @@ class PrefixIndex:
             or not (self.policy.merges_touched or (upper.data == lower.data and upper.created == lower.created))
         ):
             return
-        key = upper.tokens[: self.block_bytes]
-        siblings = parent.children
-        if siblings is None or siblings.get(key) is not upper:
+        if not upper.give_place(lower, upper.tokens[: self.block_bytes]):
             return  # detached by a reset, and in the list of what is to be swept
-        siblings[key] = lower
         lower.parent = parent
         lower.created = upper.created
         lower.tokens = upper.tokens + lower.tokens
         lower.block_ids = upper.block_ids + lower.block_ids
         upper.is_dead = True
-        self._nearest.forget(upper)
+        if self.nearest.orders:
+            self.nearest.forget(upper)
         self.num_nodes -= 1
 
     def graft(self, node: Node, num_own_locks: int, tokens: bytes, block_ids: bytes) -> Node:
@@ -360,7 +280,7 @@ class PrefixIndex:
         num_blocks = len(block_ids) // BLOCK_ID_BYTES
         root: Root = node.root or node  # type: ignore[assignment]
         if self.changes is not None:
-            self.changes.append(Grafted(root.namespace, _last_id(node), tokens, block_ids))
+            self.changes.append(Grafted(root.namespace, last_id(node), tokens, block_ids))
         self._cache(root, num_blocks)
         if (
             children is None
@@ -370,6 +290,7 @@ class PrefixIndex:
         ):
             node.tokens += tokens
             node.block_ids += block_ids
+            node.end += len(tokens)
             if num_own_locks:
                 self._protect(node, num_blocks)
             return node
@@ -390,7 +311,19 @@ class PrefixIndex:
             node.children = children = WideChildren(children)
         key = child.tokens[: self.block_bytes]
         children[key] = child
-        self._nearest.added(node, key)
+        if self.nearest.orders:
+            self.nearest.added(node, key)
+
+    def take_up(self, node: Node, *, is_dead: bool) -> None:
+        """Count ``node``, which another tree had, and hang it below its parent; a dead one waits for its last lock."""
+        assert node.parent is not None
+        if is_dead:
+            node.is_dead = True
+            self._dead.add(node)
+            self.num_nodes += 1
+        else:
+            self._adopt(node.parent, node)
+        self._cache(node.root, node.num_blocks)  # type: ignore[arg-type]
 
     def open_root(self, namespace: Namespace) -> Root:
         """Return the namespace's root, a new one if there is none; it must be put to use at once."""
@@ -417,7 +350,8 @@ class PrefixIndex:
 
         Returns their ids: pieces in the order of eviction, each in the order of the table. O(what is evicted).
         """
-        left = min(num_blocks, self.num_cached_blocks - self.num_protected_blocks)
+        left = self.num_cached_blocks - self.num_protected_blocks
+        left = min(left, num_blocks)
         evicted: list[bytes] = []
         victim = self.policy.victim
         while left:
@@ -432,7 +366,7 @@ class PrefixIndex:
     def evict_from(self, leaf: Node, num_blocks: int) -> bytes:
         """Remove up to ``num_blocks`` blocks from the tail of an unlocked leaf; return their ids, in table order."""
         num_had = len(leaf.block_ids) // BLOCK_ID_BYTES
-        num_evicted = min(num_had, num_blocks)
+        num_evicted = min(num_blocks, num_had)
         now, root = self.now, leaf.root
         assert root is not None
         self.num_evicted_blocks += num_evicted
@@ -460,6 +394,7 @@ class PrefixIndex:
             return self._drop(leaf)
         leaf.block_ids = leaf.block_ids[: num_left * BLOCK_ID_BYTES]
         leaf.tokens = leaf.tokens[: num_left * self.block_bytes]
+        leaf.end -= num_evicted * self.block_bytes
         self._cache(root, -num_evicted)
         return evicted
 
@@ -469,19 +404,23 @@ class PrefixIndex:
         assert parent is not None
         siblings = parent.children
         key = leaf.tokens[: self.block_bytes]
-        if siblings is None or siblings.get(key) is not leaf:
+        if siblings is None or (self._doomed and siblings.get(key) is not leaf):
             return  # detached by a reset that is still being swept
         del siblings[key]
-        self._nearest.removed(parent, key)
-        if not siblings:
+        if parent.recent is leaf:
+            parent.recent = None
+        if self.nearest.orders:
+            self.nearest.removed(parent, key)
+        num_left = len(siblings)
+        if num_left == 0:
             self._bare(parent)
-        elif len(siblings) == 1:
+        elif num_left == 1:
             self._merge(parent)
 
     def _bare(self, node: Node) -> None:
         """``node`` has lost its last child."""
-        node.children = None
-        self._nearest.forget(node)
+        node.children = node.recent = None
+        self.nearest.forget(node)
         if isinstance(node, Root):
             self.close_root(node)
         elif not node.num_locks:
@@ -515,7 +454,7 @@ class PrefixIndex:
                 node = self.cut(child, covered)
             if node.children is not None:
                 if self.changes is not None and not is_all:
-                    below = list(self.nodes(node.children.values()))
+                    below = list(nodes_below(node.children.values()))
                     self.changes.extend(Dropped(each.block_ids) for each in reversed(below))
                 self._doomed.extend(node.children.values())
                 self._bare(node)
@@ -536,8 +475,8 @@ class PrefixIndex:
                 continue  # evicted since
             if node.children is not None:
                 self._doomed.extend(node.children.values())
-                node.children = None
-                self._nearest.forget(node)
+                node.children = node.recent = None
+                self.nearest.forget(node)
             if node.num_locks:
                 self.policy.discard(node)
                 node.is_dead = True
@@ -548,77 +487,10 @@ class PrefixIndex:
 
     # Reading.
 
-    def nodes(self, tops: Iterable[Node]) -> Iterator[Node]:
-        """Yield ``tops`` and all below, parents first, children in the order in which they were added."""
-        stack = list(tops)[::-1]
-        while stack:
-            node = stack.pop()
-            yield node
-            if node.children is not None:
-                stack.extend(reversed(list(node.children.values())))
-
     def grafts(self) -> list[Change]:
         """Return the changes that would make the visible tree out of an empty one. O(nodes)."""
-        spans = (node for node in self.nodes(self.roots.values()) if node.root is not None)
+        spans = (node for node in nodes_below(self.roots.values()) if node.root is not None)
         return [
-            Grafted(node.root.namespace, _last_id(node.parent), node.tokens, node.block_ids)  # type: ignore[union-attr]
+            Grafted(node.root.namespace, last_id(node.parent), node.tokens, node.block_ids)  # type: ignore[union-attr]
             for node in spans
         ]
-
-    def freeze(self) -> list[FrozenNode]:
-        """Return every visible node as a flat row, parents first, without locks."""
-        position: dict[Node, int] = {}
-        frozen: list[FrozenNode] = []
-        for node in self.nodes(self.roots.values()):
-            position[node] = len(frozen)
-            above = node.namespace if isinstance(node, Root) else position[node.parent]  # type: ignore[index]
-            frozen.append((above, node.tokens, node.block_ids, node.last_access, node.created, node.data))
-        return frozen
-
-    def thaw(self, frozen: Iterable[FrozenNode]) -> None:
-        """Fill this empty index with what `freeze` returned. O(nodes log leaves)."""
-        nodes: list[Node] = []
-        for above, tokens, block_ids, last_access, created, data in frozen:
-            if isinstance(above, tuple):
-                node: Node = self.open_root(above)
-            else:
-                node = Node(nodes[above], tokens, block_ids)
-                self._adopt(nodes[above], node)
-                self._cache(node.root, node.num_blocks)  # type: ignore[arg-type]
-            node.last_access, node.created, node.data = last_access, created, data
-            self.now = max(self.now, last_access)
-            nodes.append(node)
-        for node in nodes:
-            if node.children is None:
-                self.policy.add(node)
-
-    def rows(self, tops: Iterable[Root], max_nodes: int, max_span_tokens: int) -> Iterator[TreeNode]:
-        """Yield up to ``max_nodes`` rows of the trees under ``tops``, parents first."""
-        for root in tops:
-            stack: list[tuple[Node, int]] = [(root, 0)]
-            while stack and max_nodes:
-                max_nodes -= 1
-                node, depth = stack.pop()
-                yield self._row(node, root.namespace, depth, max_span_tokens)
-                children = [] if node.children is None else list(node.children.values())
-                stack.extend((child, depth + 1) for child in reversed(children[:max_nodes]))
-
-    def _row(self, node: Node, namespace: Namespace, depth: int, max_span_tokens: int) -> TreeNode:
-        shown = min(len(node.tokens), max_span_tokens * TOKEN_BYTES)
-        num_shown_blocks = -(-shown // self.block_bytes)
-        return TreeNode(
-            namespace=namespace,
-            depth=depth,
-            num_tokens=len(node.tokens) // TOKEN_BYTES,
-            num_blocks=node.num_blocks,
-            num_locks=node.num_locks,
-            num_children=0 if node.children is None else len(node.children),
-            age=self.now - node.last_access,
-            tokens=node.tokens[:shown],
-            block_ids=node.block_ids[: num_shown_blocks * BLOCK_ID_BYTES],
-        )
-
-
-def _last_id(node: Node | None) -> int | None:
-    """Return the id of the block that a node ends with; None for a root."""
-    return memoryview(node.block_ids).cast("i")[-1] if node is not None and node.block_ids else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from radix_cache.errors import IntegrityError
 from radix_cache.index import PrefixIndex
 from radix_cache.node import Node, Root, Share
+from radix_cache.reading import nodes_below, path_slice
 from radix_cache.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _check_lease(cache: Executor, lease: Lease) -> None:
         raise IntegrityError(f"{lease!r} is locked exactly if it has published something")
     if lease._node is None:
         return
-    tokens, block_ids = cache.index.path_slice(lease._node, depth, 0, depth)
+    tokens, block_ids = path_slice(lease._node, 0, depth)
     if len(tokens) != depth or lease._published_ids() != block_ids:
         raise IntegrityError(f"the block table of {lease!r} is not its path in the tree")
 
@@ -90,7 +91,7 @@ def check_index(index: PrefixIndex, holders: Iterable[Node]) -> set[int]:
     sums = Counter[str]()
     books: dict[Root, list[int]] = {root: [0, 0] for root in index.roots.values()}
     detached = [node for node in index._doomed if not node.is_dead]
-    for node in index.nodes([*index.roots.values(), *detached, *index._dead]):
+    for node in nodes_below([*index.roots.values(), *detached, *index._dead]):
         _check_node(index, node)
         _check_links(index, node, ends[node])
         ids = memoryview(node.block_ids).cast("i").tolist()
@@ -128,6 +129,8 @@ def _check_books(index: PrefixIndex, found: dict[Root, list[int]]) -> None:
     for share, counted in shares.items():
         if counted != [share.num_cached_blocks, share.num_protected_blocks]:
             raise IntegrityError(f"{counted} blocks of a share are cached and protected, not what it says")
+    if index.num_withheld_blocks != sum(share.num_withheld_blocks for share in shares):
+        raise IntegrityError(f"shares do not withhold {index.num_withheld_blocks} blocks together")
 
 
 def _check_node(index: PrefixIndex, node: Node) -> None:
@@ -141,18 +144,23 @@ def _check_node(index: PrefixIndex, node: Node) -> None:
 
 
 def _check_links(index: PrefixIndex, node: Node, num_ends: int) -> None:
-    """Children are keyed by their first block, point back, and are no younger; locks are ends plus locked
-    children.
+    """Children are keyed by their first block, point back, begin where the node ends, and are no younger; the shortcut
+    is one of them; locks are ends plus locked children.
     """
     children = node.children
     if children is not None and not children:
         raise IntegrityError("an empty dict of children is kept")
+    recent = node.recent
+    if recent is not None and (children is None or children.get(recent.tokens[: index.block_bytes]) is not recent):
+        raise IntegrityError("a node's shortcut leads to what is not its child")
     num_locked = 0
     for key, child in children.items() if children is not None else ():
         if child.root is not (node.root or node):
             raise IntegrityError("a node is not of its parent's namespace")
         if child.tokens[: index.block_bytes] != key or child.parent is not node:
             raise IntegrityError("a child is not where its first block or its parent says")
+        if child.end - len(child.tokens) != node.end:
+            raise IntegrityError(f"a child ends at byte {child.end}, not where its span does")
         if child.last_access > node.last_access or child.is_dead:
             raise IntegrityError("a child was touched after its parent, or is dead")
         num_locked += child.num_locks > 0

@@ -46,6 +46,7 @@ class Lease:
     __slots__ = (
         "__weakref__",
         "_deadline",
+        "_ended",
         "_engine",
         "_hints",
         "_is_scheduled",
@@ -103,6 +104,7 @@ class Lease:
         self._deadline = 0.0  # own promise; an engine's may be later
         self._is_scheduled = False  # whether the heap of deadlines has it; once, and no later than its deadline
         self._is_stale = False
+        self._ended: type[UnknownLease] | None = None  # what a verb raises that is given this object when it is gone
         self._num_queried_tokens: int | None = None  # to be counted at the first insert; None: counted, or not to be
 
     def __repr__(self) -> str:
@@ -252,9 +254,10 @@ class LeaseTable:
         self.is_timed = True
         self.promise(pin, now, ttl_s)
 
-    def remove(self, lease: Lease) -> None:
-        """Forget a lease."""
+    def remove(self, lease: Lease, ended: type[UnknownLease] = UnknownLease) -> None:
+        """Forget a lease; ``ended`` is what a verb raises from here on that is given it, whoever has its id then."""
         del self.by_id[lease.lease_id]
+        lease._ended = ended
         engine = lease._engine
         if engine is not None:
             del engine.leases[lease.lease_id]
@@ -327,7 +330,7 @@ class LeaseTable:
             for lease in due:
                 if self._until(lease) <= now:
                     gone.append(lease)
-                    self.remove(lease)
+                    self.remove(lease, LeaseExpired)
                     self._remember(lease)
                 elif lease._deadline > now:  # else its engine lives, and has a deadline of its own in the heap
                     self._schedule_lease(lease)

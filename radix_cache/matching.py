@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from radix_cache.errors import InvalidArgument, PoolExhausted, StaleLease
 from radix_cache.hints import NO_HINTS
 from radix_cache.leases import Lease
+from radix_cache.nearest import num_near_tokens
 from radix_cache.node import Node, Root
 from radix_cache.operations import MatchPrefix
 from radix_cache.tokens import TOKEN_BYTES
@@ -62,7 +63,7 @@ def match_prefix(  # noqa: C901 - one look at each option, in the order in which
     root.num_leases += 1
     if num_cached_tokens and node is not None:
         lease._node = node = index.cut(child, covered) if child is not None else node
-        index.hold(node, num_cached_tokens, hints=hints)
+        index.hold(node, hints=hints)
     if near[3] or near[0] is not None:
         _hold_partial(cache, lease, near, covered)
     if num_private:
@@ -85,12 +86,12 @@ def _look_behind(
     cache: Executor, operation: MatchPrefix, node: Node, child: Node | None, at: int, covered: int, limit: int
 ) -> Near:
     """Find what block rounding costs behind a match, and the partial block if one is asked for. Changes nothing."""
-    index, tokens, start = cache.index, operation.tokens, at + covered
-    num_missed = index.num_near_tokens(child or node, covered, tokens, at, limit)
+    block_bytes, start = cache.index.block_bytes, at + covered
+    piece = operation.tokens[start : min(start + block_bytes, limit)]
+    num_missed = num_near_tokens(child or node, covered, piece, block_bytes)
     if not operation.partial:
         return None, 0, 0, num_missed
-    piece = tokens[start : min(start + index.block_bytes, limit)]
-    return (*index.find_partial(node, child, covered, piece), num_missed)
+    return (*cache.index.nearest.find_behind(node, child, covered, piece, block_bytes), num_missed)
 
 
 def _forked(cache: Executor, operation: MatchPrefix, parent_id: str, engine_id: str | None) -> Lease:

@@ -31,7 +31,10 @@ class Node:
     locks still climb.
     tokens: the span, packed; a whole number of blocks.
     block_ids: one int32 for each block of the span.
+    end: position of the span's end, in bytes of the prompt; 0 in a root.
     children: first block of the child's span -> child; None where there are none.
+    recent: the child that the last walk through this node went on to, to be tried first; None: any. A shortcut, on
+    which no answer depends.
     num_locks: leases that end here + children with locks.
     last_access: logical time of the last match or insert that covered this node.
     created: logical time at which its first block came.
@@ -46,6 +49,7 @@ class Node:
         "children",
         "created",
         "data",
+        "end",
         "is_dead",
         "last_access",
         "next",
@@ -53,6 +57,7 @@ class Node:
         "parent",
         "prev",
         "rank",
+        "recent",
         "root",
         "tokens",
     )
@@ -61,11 +66,16 @@ class Node:
         self.parent = parent
         self.tokens = tokens
         self.block_ids = block_ids
+        self.root: Root | None = None
+        self.end = len(tokens)
+        if parent is not None:
+            self.root = parent.root or parent  # type: ignore[assignment]
+            self.end += parent.end
         self.children: dict[bytes, Node] | WideChildren | None = None
+        self.recent: Node | None = None
         self.num_locks = 0
         self.last_access = 0
         self.created = 0
-        self.root: Root | None = None if parent is None else parent.root or parent  # type: ignore[assignment]
         self.is_dead = False
         self.prev: Any = None
         self.next: Any = None
@@ -91,14 +101,24 @@ class Node:
         upper.data = self.data
         upper.num_locks = 1 if self.num_locks else 0
         upper.children = {tokens[num_bytes : num_bytes + block_bytes]: self}
-        key = tokens[:block_bytes]
-        siblings = None if self.parent is None else self.parent.children
-        if siblings is not None and siblings.get(key) is self:  # else a reset has detached this node
-            siblings[key] = upper
+        self.give_place(upper, tokens[:block_bytes])
         self.parent = upper
         self.tokens = tokens[num_bytes:]
         self.block_ids = block_ids[num_id_bytes:]
         return upper
+
+    def give_place(self, other: Node, key: bytes) -> bool:
+        """Put ``other`` into this node's place among its parent's children, under ``key``; False where a reset has
+        taken this node out of it.
+        """
+        parent = self.parent
+        siblings = None if parent is None else parent.children
+        if parent is None or siblings is None or siblings.get(key) is not self:
+            return False
+        siblings[key] = other
+        if parent.recent is self:
+            parent.recent = other
+        return True
 
 
 class Share:
@@ -124,6 +144,11 @@ class Share:
     def num_spare_blocks(self) -> int:
         """Evictable blocks that others may have."""
         return max(min(self.num_evictable_blocks, self.num_cached_blocks - self.min_blocks), 0)
+
+    @property
+    def num_withheld_blocks(self) -> int:
+        """Evictable blocks that others may not have."""
+        return self.num_evictable_blocks - self.num_spare_blocks
 
 
 class WideChildren:

@@ -309,9 +309,17 @@ os.register_at_fork(after_in_child=_fresh_ids.clear)  # parent and child must no
 def lease_id_of(lease: object) -> str:
     """Return the id of a lease, or of a match that is still to run; an id is its own.
 
-    Raises `InvalidArgument` for what is neither, `UnknownLease` for an id that no lease can have.
+    Raises `InvalidArgument` for what is neither, `UnknownLease` for an id that no lease can have, and for a lease that
+    has ended, though another may have its id by now.
     """
-    lease_id = lease if type(lease) is str else getattr(lease, "lease_id", lease)
+    lease_id: Any = lease
+    if type(lease) is not str:
+        try:
+            lease_id, ended = lease.lease_id, lease._ended  # type: ignore[attr-defined]
+        except AttributeError:
+            lease_id, ended = getattr(lease, "lease_id", lease), None
+        if ended is not None:
+            raise ended(lease_id)
     if type(lease_id) is str and lease_id and lease_id.isascii():
         return lease_id
     if not isinstance(lease_id, str):

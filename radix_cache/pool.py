@@ -41,21 +41,28 @@ class FreeList:
     def take(self, num_blocks: int) -> bytes:
         """Take ``num_blocks`` ids; the caller knows that so many are free. O(num_blocks), a memcpy for each piece."""
         self.num_free_blocks -= num_blocks
-        start = self._num_touched
-        self._num_touched = stop = min(start + num_blocks, self.num_blocks)
-        taken = array("i", range(start, stop)).tobytes() if start < stop else b""
-        missing = num_blocks * _ID_BYTES - len(taken)
+        missing = num_blocks * _ID_BYTES
+        taken = b""
+        if self._num_touched < self.num_blocks:
+            taken = self._take_untouched(num_blocks)
+            missing -= len(taken)
         while missing:
             first, begin = self._pieces[0], self._num_taken_bytes
             end = begin + missing
             if end < len(first):
                 self._num_taken_bytes = end
-            else:
-                self._pieces.popleft()
-                self._num_taken_bytes = 0
-            taken += first[begin:end]
-            missing = num_blocks * _ID_BYTES - len(taken)
+                return taken + first[begin:end]
+            self._pieces.popleft()
+            self._num_taken_bytes = 0
+            taken += first[begin:]
+            missing = end - len(first)
         return taken
+
+    def _take_untouched(self, num_blocks: int) -> bytes:
+        """Take up to ``num_blocks`` of the ids that were never handed out."""
+        start = self._num_touched
+        self._num_touched = stop = min(start + num_blocks, self.num_blocks)
+        return array("i", range(start, stop)).tobytes()
 
     def give(self, block_ids: bytes) -> None:
         """Take back ids that are in use. O(1), or a memcpy of a few blocks."""

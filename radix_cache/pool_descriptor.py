@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 HEADER_BYTES = 4096
-_MAGIC = b"radix-cache KV pool 1\n"
+_MAGIC = b"radix-cache KV pool 2\n"
 _MAX_JSON = 64 * 1024
 # Bytes of the file that stand for more than they hold. Locks go with the open file, as of Linux 3.15, not the process.
 _OWNED, _REMOVED = 0, 1

@@ -13,6 +13,7 @@ from radix_cache.hints import NO_HINTS
 from radix_cache.leases import Lease
 from radix_cache.node import BLOCK_ID_BYTES
 from radix_cache.operations import Insert, InsertResult
+from radix_cache.reading import agrees, path_slice
 from radix_cache.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -38,13 +39,7 @@ def insert(cache: Executor, operation: Insert, engine_id: str | None) -> InsertR
         )
     block_bytes = cache.index.block_bytes
     stop = len(tokens) - len(tokens) % block_bytes
-    overlap, known = 0, b""
-    if published > offset:
-        overlap = min((published - offset) * TOKEN_BYTES, len(tokens))
-        _check_overlap(cache, lease, tokens, offset, overlap)
-        overlap = min(overlap, stop)
-        first = offset // cache.block_size * BLOCK_ID_BYTES
-        known = lease._published_ids()[first : first + overlap // block_bytes * BLOCK_ID_BYTES]
+    overlap, known = _overlap(lease, tokens, offset, block_bytes) if offset < published else (0, b"")
     num_new = (stop - overlap) // block_bytes
     if num_new > len(lease._private):
         raise InvalidBlocks(f"the tokens need {num_new} more blocks, the table has {len(lease._private)} private ones")
@@ -57,23 +52,29 @@ def insert(cache: Executor, operation: Insert, engine_id: str | None) -> InsertR
         _touch_to(cache, lease, num_cached_tokens)
     if tokens and lease._num_queried_tokens is not None:
         _count_request(cache, lease)
-    result: InsertResult = _new(InsertResult, (num_cached_tokens, array("i", known + canonical), redundant))
+    block_ids = array("i", known)
+    block_ids.frombytes(canonical)
+    result: InsertResult = _new(InsertResult, (num_cached_tokens, block_ids, redundant))
     return result
 
 
-def _check_overlap(cache: Executor, lease: Lease, tokens: bytes, offset: int, overlap: int) -> None:
-    """Raise `InvalidTokens` unless the first ``overlap`` bytes of ``tokens`` are what is published at
-    ``offset``.
+def _overlap(lease: Lease, tokens: bytes, offset: int, block_bytes: int) -> tuple[int, bytes]:
+    """Return how many bytes of ``tokens`` are whole blocks that the lease has published, and the ids of these.
+
+    Raises `InvalidTokens` where they contradict what is published at ``offset``.
     """
-    assert lease._node is not None
-    start, depth = offset * TOKEN_BYTES, lease.num_published_tokens * TOKEN_BYTES
-    if not cache.index.agrees(lease._node, depth, start, tokens, overlap):
-        known, _ = cache.index.path_slice(lease._node, depth, start, depth)
-        wrong = next(at for at in range(overlap) if known[at] != tokens[at]) // TOKEN_BYTES
-        position = offset + wrong
+    node, start = lease._node, offset * TOKEN_BYTES
+    assert node is not None
+    overlap = min(node.end - start, len(tokens))
+    if not agrees(node, start, tokens, overlap):
+        published, _ = path_slice(node, start, node.end)
+        wrong = next(at for at in range(overlap) if published[at] != tokens[at]) // TOKEN_BYTES
         raise InvalidTokens(
-            f"the tokens contradict what lease {lease.lease_id!r} has published at position {position}", wrong
+            f"the tokens contradict what lease {lease.lease_id!r} has published at position {offset + wrong}", wrong
         )
+    overlap -= overlap % block_bytes
+    first = start // block_bytes * BLOCK_ID_BYTES
+    return overlap, lease._published_ids()[first : first + overlap // block_bytes * BLOCK_ID_BYTES]
 
 
 def _publish(cache: Executor, lease: Lease, tokens: bytes, start: int, stop: int) -> tuple[int, bytes, array[int]]:
@@ -99,11 +100,10 @@ def _publish(cache: Executor, lease: Lease, tokens: bytes, start: int, stop: int
         cache.counters.num_inserted_blocks += num_given - num_redundant
     counted = None if lease._num_queried_tokens is not None else held
     matched = lease.num_published_tokens + (at - start) // TOKEN_BYTES
-    num_tokens = lease.num_published_tokens + (stop - start) // TOKEN_BYTES
     if node is held:
-        index.touch(node, num_tokens, True, counted, lease._hints)
+        index.touch(node, True, counted, lease._hints)
     else:
-        index.hold(node, num_tokens, True, counted, lease._hints)
+        index.hold(node, True, counted, lease._hints)
         if held is not None:
             index.unlock(held)
         lease._node = node
@@ -117,9 +117,8 @@ def _publish(cache: Executor, lease: Lease, tokens: bytes, start: int, stop: int
 def _touch_to(cache: Executor, lease: Lease, num_tokens: int) -> None:
     """Touch the first ``num_tokens`` of what the lease has published."""
     if num_tokens and lease._node is not None:
-        depth = lease.num_published_tokens * TOKEN_BYTES
-        node = cache.index.node_above(lease._node, depth, num_tokens * TOKEN_BYTES)
-        cache.index.touch(node, num_tokens, True, None if lease._num_queried_tokens is not None else node, lease._hints)
+        node = cache.index.node_above(lease._node, num_tokens * TOKEN_BYTES)
+        cache.index.touch(node, True, None if lease._num_queried_tokens is not None else node, lease._hints)
 
 
 def _count_request(cache: Executor, lease: Lease) -> None:

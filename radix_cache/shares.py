@@ -5,7 +5,8 @@ longest one that fits counts. ``max_blocks`` bounds what they have in all, cache
 blocks are allocated: a tenant at its limit evicts its own. ``min_blocks`` of what they have cached are not evicted for
 anybody else, so that one tenant can't flush another.
 
-Each limited group has an eviction order of its own; what compares the victims of two is the policy's `urgency`.
+Each limited group has an eviction order of its own; what compares the victims of two is the policy's `urgency`. Where
+that lasts as long as a leaf is not touched, the most urgent of many groups is found without a look at each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from radix_cache.errors import InvalidArgument
+from radix_cache.foremost import Foremost
 from radix_cache.hints import Hints
 from radix_cache.node import Node, Share
 from radix_cache.operations import MAX_BLOCKS, Namespace, check_count, check_namespace
@@ -58,9 +60,11 @@ class SharedPolicy(EvictionPolicy):
         self._spec = policy.spec
         self.merges_touched = policy.merges_touched
         self._policy = policy
-        self._orders: dict[Share | None, dict[str, Any]] = {
-            share: policy.empty_order() for share in (None, *shares.values())
-        }
+        self._shares: list[Share | None] = [None, *shares.values()]
+        self._orders: dict[Share | None, dict[str, Any]] = {share: policy.empty_order() for share in self._shares}
+        self._numbers = {share: number for number, share in enumerate(self._shares)}
+        self._open = Foremost(self._urgency_of)  # whose blocks others may take, as far as is known
+        self._kept = Foremost(self._urgency_of)  # found to have no more than their minimum
         self._use(None)
 
     @property
@@ -79,14 +83,18 @@ class SharedPolicy(EvictionPolicy):
     def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
         """Pass it on."""
         self._of(node).visit(node, num_tokens, is_insert, counted, hints)
+        if node.children is None:
+            self._note(node)
 
     def touch(self, leaf: Node) -> None:
         """Pass it on."""
         self._of(leaf).touch(leaf)
+        self._note(leaf)
 
     def add(self, leaf: Node) -> None:
         """Pass it on."""
         self._of(leaf).add(leaf)
+        self._note(leaf)
 
     def discard(self, leaf: Node) -> None:
         """Pass it on."""
@@ -104,27 +112,50 @@ class SharedPolicy(EvictionPolicy):
         """Pass it on."""
         self._of(node).unlocked(node)
 
-    def victim(self) -> Node | None:
-        """Return the most urgent leaf of all, whoever has it. O(shares)."""
-        return self._most_urgent(self._orders)
+    def _note(self, leaf: Node) -> None:
+        """``leaf`` may be the first of its order now, and its share may have more than its minimum."""
+        if self._policy.has_lasting_urgency:
+            number = self._numbers[leaf.root.share]  # type: ignore[union-attr]
+            if number in self._kept:
+                self._open.lower(number, self._kept.leave_out(number))
+            self._open.lower(number, self._policy.urgency(leaf))
 
-    def victim_of(self, share: Share) -> Node | None:
+    def _urgency_of(self, number: int) -> Any:
+        """Return the urgency of an order's first leaf, None where it has none."""
+        leaf = self.victim_of(self._shares[number])
+        return None if leaf is None else self._policy.urgency(leaf)
+
+    def victim(self) -> Node | None:
+        """Return the most urgent leaf of all, whoever has it. O(log shares), O(shares) where urgency does not last."""
+        if not self._policy.has_lasting_urgency:
+            return self._most_urgent(self._shares)
+        found = [first for first in (self._open.first(), self._kept.first()) if first is not None]
+        return self.victim_of(self._shares[min(found)[1]]) if found else None
+
+    def victim_of(self, share: Share | None) -> Node | None:
         """Return the share's own next leaf."""
         return self._use(share).victim()
 
     def victim_for(self, share: Share | None) -> tuple[Node | None, int]:
-        """Return the most urgent leaf that ``share`` may take, and how many blocks of it. O(shares)."""
-        may = {other: _num_to_take(other, share) for other in self._orders}
-        leaf = self._most_urgent([other for other, most in may.items() if most])
-        return leaf, 0 if leaf is None else min(may[leaf.root.share], leaf.num_blocks)  # type: ignore[union-attr]
+        """Return the most urgent leaf that ``share`` may take, and how many blocks of it. As `victim` in cost."""
+        if self._policy.has_lasting_urgency:
+            leaf = self._first_for(share)
+        else:
+            leaf = self._most_urgent([other for other in self._shares if _num_to_take(other, share)])
+        return leaf, 0 if leaf is None else min(_num_to_take(leaf.root.share, share), leaf.num_blocks)  # type: ignore[union-attr]
+
+    def _first_for(self, share: Share | None) -> Node | None:
+        while (first := self._open.first()) is not None and not _num_to_take(self._shares[first[1]], None):
+            self._kept.lower(first[1], self._open.leave_out(first[1]))
+        found = [] if first is None else [first]
+        if share is not None and (own := self._urgency_of(self._numbers[share])) is not None:
+            found.append((own, self._numbers[share]))
+        return self.victim_of(self._shares[min(found)[1]]) if found else None
 
     def _most_urgent(self, shares: Iterable[Share | None]) -> Node | None:
-        found: list[tuple[Any, int, Node]] = []
-        for number, share in enumerate(shares):
-            policy = self._use(share)
-            if (leaf := policy.victim()) is not None:
-                found.append((policy.urgency(leaf), number, leaf))
-        return min(found)[2] if found else None
+        self._policy.weigh()
+        heads = [leaf for share in shares for leaf in self._use(share).heads()]
+        return min(heads, key=self._policy.urgency, default=None)
 
     def candidates(self) -> Iterator[Node]:
         """Yield the orders one after the other."""
@@ -140,12 +171,15 @@ class SharedPolicy(EvictionPolicy):
         self._of(leaf).rank_again(leaf, ranking)
 
     def saved(self) -> Any:
-        """Return what the policy knows."""
-        return self._policy.saved()
+        """Return what the policy knows, and what is known of its orders."""
+        return [self._policy.saved(), self._open.saved(), self._kept.saved()]
 
     def restore(self, saved: Any) -> None:
-        """Tell the policy what it knew."""
-        self._policy.restore(saved)
+        """Take up what `saved` returned."""
+        known, is_open, is_kept = saved
+        self._policy.restore(known)
+        self._open.restore(is_open)
+        self._kept.restore(is_kept)
 
 
 def _num_to_take(other: Share | None, share: Share | None) -> int:

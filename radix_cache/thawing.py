@@ -6,14 +6,14 @@ import heapq
 from array import array
 from collections import Counter, OrderedDict
 from dataclasses import fields
-from typing import Any
 
 from radix_cache.cache import PrefixCache
-from radix_cache.frozen import ROOT_COUNTS, Frozen, FrozenLease, FrozenNode
+from radix_cache.frozen import Frozen, FrozenLease
+from radix_cache.frozen_nodes import rank_nodes, thaw_nodes, tupled
 from radix_cache.hints import NO_HINTS, Hints
 from radix_cache.leases import Lease, LeaseTable, _Engine
 from radix_cache.matching import num_pinned
-from radix_cache.node import Node, WideChildren
+from radix_cache.node import Node
 
 __all__ = ["thaw"]
 
@@ -25,47 +25,22 @@ def thaw(cache: PrefixCache, frozen: Frozen) -> None:
     """
     executor = cache._executor
     executor.index.policy.restore(frozen.policy)
-    nodes = _thaw_nodes(cache, frozen.nodes)
+    nodes = thaw_nodes(executor.index, frozen.nodes)
     for row in frozen.leases:
         _thaw_lease(cache, row, nodes)
     _count_locks(cache, nodes)
-    _rank(cache, frozen.nodes, nodes)
+    rank_nodes(executor.index, frozen.nodes, nodes)
     _thaw_deadlines(executor.leases, frozen)
     _thaw_totals(cache, frozen)
     for engine_id, seq, answers in frozen.answers:
         cache._answers.put(engine_id, seq, list(answers))
 
 
-def _thaw_nodes(cache: PrefixCache, rows: list[FrozenNode]) -> list[Node]:
-    index = cache._executor.index
-    nodes: list[Node] = []
-    for row in rows:
-        if row.above is None:
-            root = index.open_root(_tupled(row.namespace))
-            for name, count in zip(ROOT_COUNTS, row.counts or (), strict=True):
-                setattr(root, name, count)
-            node: Node = root
-        else:
-            node = Node(nodes[row.above], row.tokens, row.block_ids)
-            node.is_dead = bool(row.is_dead)
-            if row.is_dead:
-                index._dead.add(node)
-                index.num_nodes += 1
-            else:
-                index._adopt(nodes[row.above], node)
-            index._cache(node.root, node.num_blocks)  # type: ignore[arg-type]
-        if row.is_wide:
-            node.children = WideChildren({})
-        node.last_access, node.created, node.data = row.last_access, row.created, _tupled(row.data)
-        nodes.append(node)
-    return nodes
-
-
 def _thaw_lease(cache: PrefixCache, row: FrozenLease, nodes: list[Node]) -> None:
     executor = cache._executor
     lease = Lease(
         row.lease_id,
-        _tupled(row.namespace),
+        tupled(row.namespace),
         cache.block_size,
         row.num_cached_tokens,
         [row.published],
@@ -105,16 +80,6 @@ def _count_locks(cache: PrefixCache, nodes: list[Node]) -> None:
             index._protect(node, node.num_blocks)
 
 
-def _rank(cache: PrefixCache, rows: list[FrozenNode], nodes: list[Node]) -> None:
-    """Give every leaf its place in the order of eviction."""
-    policy = cache._executor.index.policy
-    for row, node in zip(rows, nodes, strict=True):
-        if row.ranking is not None:
-            policy.rank_again(node, _tupled(row.ranking))
-        elif node.parent is not None and node.children is None and not node.is_dead and not node.num_locks:
-            policy.add(node)
-
-
 def _thaw_deadlines(leases: LeaseTable, frozen: Frozen) -> None:
     for name, deadline, is_scheduled in frozen.engines:
         engine = leases._engines[name]
@@ -128,7 +93,7 @@ def _thaw_deadlines(leases: LeaseTable, frozen: Frozen) -> None:
     for _, _, holder in leases._deadlines:
         if isinstance(holder, Lease):
             holder._is_scheduled = True
-    leases._gone = OrderedDict((lease_id, _tupled(namespace)) for lease_id, namespace in frozen.gone)
+    leases._gone = OrderedDict((lease_id, tupled(namespace)) for lease_id, namespace in frozen.gone)
 
 
 def _thaw_totals(cache: PrefixCache, frozen: Frozen) -> None:
@@ -148,8 +113,3 @@ def _thaw_totals(cache: PrefixCache, frozen: Frozen) -> None:
     if frozen.free:
         pool._pieces.append(frozen.free)
     pool.num_free_blocks = len(frozen.free) // 4 + pool.num_blocks - pool._num_touched
-
-
-def _tupled(value: Any) -> Any:
-    """Return ``value`` with tuples for the lists that a file made of them."""
-    return tuple(map(_tupled, value)) if isinstance(value, list | tuple) else value

@@ -12,12 +12,14 @@ from types import TracebackType
 from typing import Any
 
 from radix_cache.errors import IntegrityError, InvalidBlocks, UnknownLease
+from radix_cache.frozen_nodes import FrozenNode, freeze_nodes, rank_nodes, thaw_nodes
 from radix_cache.hints import Hints, check_hints
-from radix_cache.index import FrozenNode, PrefixIndex
+from radix_cache.index import PrefixIndex
 from radix_cache.integrity import check_index
 from radix_cache.node import BLOCK_ID_BYTES, Node
 from radix_cache.operations import MAX_TOKENS, InsertResult, Namespace, check_count, check_namespace
 from radix_cache.policies import EvictionPolicy, make_policy
+from radix_cache.reading import nodes_below
 from radix_cache.tokens import TOKEN_BYTES, BlockIds, TokenIds, as_block_ids, pack_tokens
 
 __all__ = ["Match", "RadixTree"]
@@ -125,7 +127,7 @@ class RadixTree:
             if node is not root:
                 match._node = node
                 match.num_tokens = (at + covered) // TOKEN_BYTES
-                index.hold(node, match.num_tokens, hints=hints)
+                index.hold(node, hints=hints)
         self._held.add(match)
         return match
 
@@ -172,7 +174,7 @@ class RadixTree:
             self._own(adopted)
             canonical.extend(adopted)
         if node is not None and limit:
-            index.touch(node, limit // TOKEN_BYTES, is_insert=True, hints=hints)
+            index.touch(node, is_insert=True, hints=hints)
         return InsertResult((at + covered) // TOKEN_BYTES, canonical, redundant)
 
     def _checked_ids(self, block_ids: BlockIds, limit: int, *, is_ragged: bool) -> array[int]:
@@ -258,7 +260,8 @@ class RadixTree:
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy or pickle flat, however deep the tree is. Matches are not held in a copy."""
         policy = self._index.policy
-        return _restore, (self.block_size, copy.copy(policy), policy.saved(), self._index.freeze())
+        rows, _ = freeze_nodes(self._index, nodes_below(self._index.roots.values()))
+        return _restore, (self.block_size, copy.copy(policy), policy.saved(), self._index.now, rows)
 
     def __repr__(self) -> str:
         return (
@@ -267,13 +270,14 @@ class RadixTree:
         )
 
 
-def _restore(block_size: int, policy: EvictionPolicy, saved: Any, frozen: list[FrozenNode]) -> RadixTree:
+def _restore(block_size: int, policy: EvictionPolicy, saved: Any, now: int, rows: list[FrozenNode]) -> RadixTree:
     tree = RadixTree(block_size, policy)
     policy.restore(saved)
-    tree._index.thaw(frozen)
-    for _, _, block_ids, *_ in frozen:
-        if block_ids:
-            tree._own(array("i", block_ids))
+    tree._index.now = now
+    rank_nodes(tree._index, rows, thaw_nodes(tree._index, rows))
+    for row in rows:
+        if row.block_ids:
+            tree._own(array("i", row.block_ids))
     return tree
 
 

@@ -183,10 +183,12 @@ def through_a_file(frozen: Frozen) -> Frozen:
 
 
 def state(cache: PrefixCache) -> Frozen:
-    """Return the rows, without the running numbers of the rankings: what they would decide, scores decide before."""
+    """Return the rows, without what decides nothing: the running numbers of the rankings, for scores decide before, and
+    bounds, which only say where to look for the next leaf.
+    """
     frozen = freeze(cache)
     nodes = [node._replace(ranking=node.ranking and node.ranking[:-1]) for node in frozen.nodes]
-    return frozen._replace(nodes=nodes)
+    return frozen._replace(nodes=nodes, policy=frozen.policy[0] if cache._executor.index.shares else frozen.policy)
 
 
 def listed(value: Any) -> Any:

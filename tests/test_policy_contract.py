@@ -15,6 +15,7 @@ from helpers import Clock
 from radix_cache import Hints, InvalidArgument, PrefixCache, RadixTree
 from radix_cache.node import Node
 from radix_cache.policies import BUILT_IN, EvictionPolicy, ScoredPolicy, make_policy
+from radix_cache.reading import nodes_below
 from radix_cache.shares import NamespaceLimit
 
 
@@ -242,12 +243,49 @@ def test_a_copied_tree_goes_on_as_the_original(policy: str, seed: int) -> None:
     other.clock.now, other.num_inserted = holder.clock.now, holder.num_inserted
     other.draw.setstate(holder.draw.getstate())
     other.tree._index.policy.clock = other.clock
-    said = [holder.policy.saved(), [row[-1] for row in holder.tree._index.freeze()]]
+    said = [holder.policy.saved(), [node.data for node in nodes_below(holder.tree._index.roots.values())]]
     assert tupled(json.loads(json.dumps(said))) == tupled(said)
     assert [holder.step() for _ in range(200)] == [other.step() for _ in range(200)]
     holder.let_go()
     other.let_go()
     assert list(drain(holder.tree)) == list(drain(other.tree))
+
+
+def always_zero() -> float:
+    """A clock that a pickle can name."""
+    return 0.0
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))])
+@pytest.mark.parametrize("clock", [always_zero, Clock(5.0)])
+def test_a_copied_tree_goes_by_the_same_clock(clone: Any, clock: Any) -> None:
+    """What is due by it stays longer, and would be long past by the machine's own."""
+    policy = make_policy("steps-to-execution")
+    policy.clock = clock
+    tree = RadixTree(block_size=1, policy=policy)
+    tree.insert([1], [1], hints=Hints(next_use=1))
+    tree.insert([2], [2])
+    copied = clone(tree)
+    assert copied._index.policy.clock() == clock()
+    assert list(copied.evict(1)) == [2]
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy])
+def test_a_copy_goes_on_by_a_clock_that_goes_on(clone: Any) -> None:
+    clock = Clock()
+    policy = make_policy("steps-to-execution")
+    policy.clock = clock
+    made = clone(policy)
+    clock.advance(7.0)
+    assert made.clock() == 7.0
+    assert "clock" not in clone(make_policy("lru")).__dict__
+
+
+def test_a_clock_that_cannot_be_pickled_is_no_other_clock_afterwards() -> None:
+    policy = make_policy("lru")
+    policy.clock = lambda: 0.0
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError), match="lambda"):
+        pickle.dumps(policy)
 
 
 def tupled(value: Any) -> Any:
@@ -261,6 +299,9 @@ def tupled(value: Any) -> Any:
         ("slru:protected_hits=0", "not 0"),
         ("slru:protected_hits=x", "not 'x'"),
         ("slru:hits=2", "'hits'"),
+        ("slru:protected_hits=1,protected_hits=2", "protected_hits is given twice"),
+        ("tlru:threshold=1,next_prompt_tokens=2, threshold =1", "threshold is given twice"),
+        (f"{__name__}:Shortest:size=1,size=1", "size is given twice"),
         ("slru:protected_hits", "name=value"),
         ("lru:size=3", "'size'|no arguments|takes"),
         ("priority:default=0.5", "default is an integer, not 0.5"),

@@ -115,7 +115,10 @@ def _parameters(policy: str, text: str) -> dict[str, int | float | str]:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise InvalidArgument(f"policy {policy!r}: {pair!r} is not of the form name=value")
-        parameters[name.strip()] = _number(value.strip())
+        name = name.strip()
+        if name in parameters:
+            raise InvalidArgument(f"policy {policy!r}: {name} is given twice")
+        parameters[name] = _number(value.strip())
     return parameters
 
 

@@ -12,6 +12,7 @@ Most policies are a formula: they subclass `radix_cache.policies.ScoredPolicy`, 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import time
 from abc import ABC, abstractmethod
@@ -31,11 +32,14 @@ class EvictionPolicy(ABC):
     name: what users call it.
     merges_touched: whether blocks touched at the same time are alike to it, whenever they came, so that a leaf may grow
     in place. Only recency alone allows that.
+    has_lasting_urgency: whether `urgency` of a leaf changes only when it is touched or added; then the victims of many
+    groups with limits are compared in O(log groups) and not one by one.
     clock: seconds, never going back, for policies that need them; a cache puts its own here.
     """
 
     name: str
     merges_touched = False
+    has_lasting_urgency = False
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
     is_taken = False  # by a tree: the slots of a node have room for one policy's records
@@ -59,11 +63,15 @@ class EvictionPolicy(ABC):
         return ":".join([self.name, ",".join(given)] if given else [self.name])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies have the same parameters, and are empty: the order belongs to one tree, a copied tree fills its own.
-
-        A ``clock`` of one's own has to be given to the copy again.
+        """Copies have the same parameters and the same clock, and are empty: the order belongs to one tree, a copied
+        tree fills its own. A clock that cannot be pickled is an error of pickling.
         """
-        return _made_again, (type(self), *self._made_with)
+        own_clock = {"clock": self.clock} if "clock" in self.__dict__ else None
+        return _made_again, (type(self), *self._made_with), own_clock
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """A deep copy goes by the same clock, not by a copy of it."""
+        return copy.copy(self)
 
     def visit(self, node: Node, num_tokens: int, is_insert: bool, counted: Node | None, hints: Hints) -> None:
         """The path through ``node``, ``num_tokens`` long, was covered by a match or an insert at ``node.last_access``.
@@ -108,6 +116,14 @@ class EvictionPolicy(ABC):
     def urgency(self, leaf: Node) -> Any:
         """Return what compares this policy's victim with that of another of its kind; the smallest goes first."""
         return leaf.last_access
+
+    def weigh(self) -> None:  # noqa: B027 - optional
+        """Leaves of several orders are about to be compared by `urgency`."""
+
+    def heads(self) -> list[Node]:
+        """Return leaves of this order, the victim among them, all unlocked; by `urgency` it is found."""
+        leaf = self.victim()
+        return [] if leaf is None else [leaf]
 
     # Called only where a policy overrides them.
 

@@ -87,18 +87,28 @@ class ClassedPolicy(EvictionPolicy):
 
     def heads(self) -> list[Node]:
         """Return the first unlocked leaf of each class. O(classes), amortised over locked ones passed."""
-        heads: list[Node] = []
-        for order in self._orders.values():
-            while order and order[0][2].num_locks:
-                self.discard(order[0][2])
-            if order:
-                heads.append(order[0][2])
-        return heads
+        return [order[0][2] for order in self._orders.values() if _has_unlocked(order, 0)]
+
+    def ends(self) -> Iterator[tuple[Node, Node]]:
+        """Yield the first and the last unlocked leaf of each class, in each group with limits. Cost as of `heads`."""
+        for orders in self._all:
+            for order in orders.values():
+                if _has_unlocked(order, 0) and _has_unlocked(order, -1):
+                    yield order[0][2], order[-1][2]
 
     def victim(self) -> Node | None:
         """Return the most urgent head. O(classes)."""
+        self.weigh()
         return min(self.heads(), key=self.urgency, default=None)
 
     def candidates(self) -> Iterator[Node]:
         """Yield the leaves, class by class."""
         return (entry[2] for order in self._orders.values() for entry in order)
+
+
+def _has_unlocked(order: SortedList[Any], end: int) -> bool:
+    """Forget the locked leaves at an end of ``order`` (0 or -1); tell whether another is left."""
+    while order and (leaf := order[end][2]).num_locks:
+        del order[end]
+        leaf.rank = None
+    return bool(order)

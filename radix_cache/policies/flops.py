@@ -17,7 +17,7 @@ __all__ = ["FlopAware"]
 
 
 class FlopAware(ClassedPolicy):
-    """P = norm(1 / (now - last)) + alpha * norm(FLOPs saved / bytes), each scaled to [0, 1] over the leaves there are.
+    """P = norm(1 / (now - last)) + alpha * norm(FLOPs saved / bytes), each scaled to [0, 1] over the unlocked leaves.
 
     The rule of Marconi (Pan et al., arXiv 2411.19379, MLSys 2025). Times are logical. FLOPs for each byte of KV are
     what the last token of a leaf costs, in classes of its position: see `radix_cache.policies.costs`.
@@ -65,7 +65,7 @@ class FlopAware(ClassedPolicy):
         return leaf.last_access
 
     def urgency(self, leaf: Node) -> tuple[float, int]:
-        """Return P, as scaled at the last `victim`, and the last access."""
+        """Return P, as scaled when the leaves were last weighed, and the last access."""
         (lowest, per_recency), (cheapest, per_cost) = self._scale
         alpha = self._tuner.weight if self.alpha is None else self.alpha
         score = (self._recency(leaf) - lowest) * per_recency + alpha * (self._cost(leaf) - cheapest) * per_cost
@@ -77,12 +77,13 @@ class FlopAware(ClassedPolicy):
     def _cost(self, leaf: Node) -> float:
         return relative_cost(leaf.data, self.attention_tokens)
 
-    def victim(self) -> Node | None:
-        """Return the leaf of the smallest P now. O(classes)."""
-        heads = self.heads()
-        newest = [order[-1][2] for order in self._orders.values() if order]
-        self._scale = _scale([*map(self._recency, heads + newest)]), _scale([*map(self._cost, heads)])
-        return min(heads, key=self.urgency, default=None)
+    def weigh(self) -> None:
+        """Scale recency and cost over all unlocked leaves, whoever's limits they are under. O(classes * groups)."""
+        ends = list(self.ends())
+        self._scale = (
+            _scale([self._recency(leaf) for oldest_and_newest in ends for leaf in oldest_and_newest]),
+            _scale([self._cost(oldest) for oldest, _ in ends]),
+        )
 
     def evicted(self, leaf: Node, num_blocks: int) -> None:
         """Let the tuner know."""

@@ -26,6 +26,7 @@ class LRU(EvictionPolicy):
 
     name = "lru"
     merges_touched = True
+    has_lasting_urgency = True
 
     def __init__(self) -> None:
         self._ends = ends = Node(None, b"", b"")  # the list's two ends in one: next is the oldest, prev the newest

@@ -30,6 +30,7 @@ class Priority(ScoredPolicy):
     """
 
     name = "priority"
+    has_lasting_urgency = False  # it may end with time alone, which `victim` finds out
     # A node's record: the priority without end; the one with an end; its seconds, if its clock stands still; when it
     # ends, or ended; and the logical time at which that was noticed.
 

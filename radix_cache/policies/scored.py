@@ -24,6 +24,8 @@ __all__ = ["ScoredPolicy"]
 class ScoredPolicy(EvictionPolicy):
     """Subclasses give `score`, and `update` where they keep a record of a node in ``node.data``."""
 
+    has_lasting_urgency = True
+
     def __init__(self) -> None:
         self._order: SortedList[Any] = SortedList()
         self._num_ranked = 0  # breaks ties: whoever was ranked first goes first
@@ -57,8 +59,8 @@ class ScoredPolicy(EvictionPolicy):
             self.touch(node)
 
     def urgency(self, leaf: Node) -> Any:
-        """Return the score."""
-        return self.score(leaf)
+        """Return the score that ``leaf`` was ranked with."""
+        return self.score(leaf) if leaf.rank is None else leaf.rank[0]
 
     def touch(self, leaf: Node) -> None:
         """Rank ``leaf`` anew. O(log leaves)."""

@@ -21,6 +21,7 @@ class StepsToExecution(ScoredPolicy):
     """
 
     name = "steps-to-execution"
+    has_lasting_urgency = False  # it may end with time alone, which `victim` finds out
 
     def __init__(self, step_s: float = 1.0, grace_steps: float = 10.0) -> None:
         super().__init__()
