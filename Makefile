@@ -11,7 +11,7 @@ PROTO_TOOLS := grpcio-tools==1.76.0 mypy-protobuf==5.1.0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test pytest lint format fuzz chaos bench bench-peers proto proto-baseline clean
+.PHONY: help setup demo cluster test pytest lint format fuzz chaos bench bench-peers proto proto-baseline clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -25,6 +25,9 @@ ifeq ($(TRACE)$(filter light,$(DEMO)),)
 else
 	TRACE="$(TRACE)" $(BIN)/python examples/demo.py
 endif
+
+cluster: $(DEV) ## four servers behind the router, against round robin; ARGS="--json" is passed on
+	$(BIN)/python examples/cluster.py $(ARGS)
 
 test: lint pytest ## all that a change must pass
 
@@ -63,7 +66,7 @@ proto: $(DEV) $(PROTOC)/.stamp ## regenerate the stubs from the schema
 	PATH="$(PROTOC)/bin:$$PATH" $(PROTOC)/bin/python -m grpc_tools.protoc \
 		-Iradix_cache_service/pb=proto/radixcache/v1 -I$(VENV)/proto-deps \
 		--python_out=service --grpc_python_out=service --mypy_out=service --mypy_grpc_out=service \
-		radix_cache_service/pb/prefix_cache.proto
+		radix_cache_service/pb/prefix_cache.proto radix_cache_service/pb/router.proto
 
 proto-baseline: $(DEV) ## take the schema of now as what must not break
 	$(BIN)/buf build proto --exclude-source-info -o proto/baseline.binpb

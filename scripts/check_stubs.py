@@ -7,7 +7,7 @@ from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 
-from radix_cache_service.pb import prefix_cache_pb2
+from radix_cache_service.pb import prefix_cache_pb2, router_pb2
 
 
 def plain(file: FileDescriptorProto) -> FileDescriptorProto:
@@ -29,7 +29,10 @@ def drop_json_names(message: DescriptorProto) -> None:
 
 buf = shutil.which("buf", path=str(Path(sys.executable).parent)) or "buf"
 image = subprocess.check_output([buf, "build", "proto", "--exclude-imports", "-o", "-#format=binpb"])
-(schema,) = FileDescriptorSet.FromString(image).file
-stubs = FileDescriptorProto.FromString(prefix_cache_pb2.DESCRIPTOR.serialized_pb)
-if plain(schema) != plain(stubs):
-    sys.exit("the stubs in service/radix_cache_service/pb are older than the schema: run `make proto`")
+schemas = {Path(file.name).stem: file for file in FileDescriptorSet.FromString(image).file}
+stubs = {Path(each.DESCRIPTOR.name).stem: each.DESCRIPTOR for each in (prefix_cache_pb2, router_pb2)}
+if schemas.keys() != stubs.keys():
+    sys.exit(f"the schema has {sorted(schemas)}, and service/radix_cache_service/pb has stubs of {sorted(stubs)}")
+for name, schema in schemas.items():
+    if plain(schema) != plain(FileDescriptorProto.FromString(stubs[name].serialized_pb)):
+        sys.exit(f"the stubs of {name}.proto in service/radix_cache_service/pb are older than it: run `make proto`")

@@ -34,7 +34,7 @@ def assert_all_returned(address: str) -> None:
         assert client.stats().num_free_blocks == description.num_blocks - description.num_reserved_blocks
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     """Look again and again; fail if it takes too long."""
     clock = threading.Event()
     for _ in range(int(seconds / 0.02)):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+# A shell that runs us in the background has us ignore Ctrl-C, and every process that the tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 pytest.register_assert_rewrite("helpers", "model", "routes", "scenarios", "machine", "mirror")
 
 from helpers import Clock  # noqa: E402 - its asserts are rewritten only if it comes after the line above
 from routes import ROUTES, Caller, Route  # noqa: E402
+from security_help import ALICE, BOB, ROOT, Tenant, give_back_all, tenant_of  # noqa: E402
 
 # The default keeps the whole suite at a few minutes on two cores; "long" is what `make fuzz` runs for about ten.
 settings.register_profile(
@@ -60,3 +65,28 @@ def open_route(request: pytest.FixtureRequest) -> Iterator[Callable[..., Route]]
 def cache(open_route: Callable[..., Route]) -> Caller:
     """A caller without an engine id, on a new cache of 8 blocks of 2 tokens, over the route under test."""
     return open_route(num_blocks=8, block_size=2).caller()
+
+
+# Tenants of the server at the ``address`` of a file's own fixture, by the tokens of `security_help.ENTRIES`.
+
+
+@pytest.fixture
+def root(address: str) -> Iterator[Tenant]:
+    """Who may do everything; what a test left behind goes when it ends."""
+    with tenant_of(address, ROOT) as tenant:
+        yield tenant
+        give_back_all(tenant)
+
+
+@pytest.fixture
+def alice(address: str, root: Tenant) -> Iterator[Tenant]:
+    """Who may do everything in her namespace."""
+    with tenant_of(address, ALICE) as tenant:
+        yield tenant
+
+
+@pytest.fixture
+def bob(address: str, root: Tenant) -> Iterator[Tenant]:
+    """The same in another one."""
+    with tenant_of(address, BOB) as tenant:
+        yield tenant

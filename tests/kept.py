@@ -133,11 +133,11 @@ class Engine(Verbs):
 
     def batch(self, seq: int | None = None, strict: bool = False) -> Batch:
         """Record a batch that goes to the ledger as the message that it would be."""
+        if seq is not None:
+            check_count(seq, "seq", 1, most=2**64 - 1)
         return Batch(lambda asked: self._run(asked, seq, strict))
 
     def _run(self, asked: list[Operation], seq: int | None, strict: bool) -> list[Outcome]:
-        if seq is not None:
-            check_count(seq, "seq", 1, most=2**64 - 1)
         batch = batch_request(asked, self.engine_id, seq, strict)
         requests, read = read_requests(batch, Limits(ANY, ANY, ANY, self.kept.config.block_size, 1))
         ran: list[Outcome] = []

@@ -11,7 +11,9 @@ import grpc
 import pytest
 from service_process import reason_of, stub_to
 
-DEADLINE_S = 10
+from radix_cache_service.pb import prefix_cache_pb2 as pb
+
+DEADLINE_S = 60
 
 ALICE, BOB, ROOT, READER = (f"{name}-0123456789abcdef" for name in ("alice", "bob", "root", "reader"))
 MINE, THEIRS = ("m", "alice"), ("m", "bob")
@@ -63,6 +65,16 @@ def tenant_of(address: str, token: str | None) -> Iterator[Tenant]:
     """Yield a tenant on a connection of its own."""
     with stub_to(address) as stub:
         yield Tenant(stub, token)
+
+
+def give_back_all(root: Tenant) -> None:
+    """Release every lease, and see that all blocks are free."""
+    leases = [info.lease_id for part in root.ListLeases(pb.ListLeasesRequest()) for info in part.leases]
+    releases = [pb.Operation(release=pb.ReleaseRequest(lease_id=lease_id)) for lease_id in leases]
+    root.Batch(pb.BatchRequest(operations=releases))
+    root.Reset(pb.ResetRequest())
+    stats = root.GetStats(pb.GetStatsRequest())
+    assert (stats.num_free_blocks, stats.num_leases) == (root.Describe(pb.DescribeRequest()).num_blocks, 0)
 
 
 def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, str]]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 
 READY = "listening on "
 METRICS = "metrics on "
-START_S = 30
+START_S = 60  # more than a busy machine takes; nothing waits for it to pass
+SERVE = ("-m", "radix_cache_service")
+ROUTE = ("-c", "from radix_cache.cli import main; main()", "route")
 DEFAULTS = {"num_blocks": 8, "block_size": 2, "growth_share": 0, "log_level": "warning"}
 UNLIMITED = [("grpc.max_receive_message_length", 2**30), ("grpc.max_send_message_length", 2**30)]
 
@@ -30,16 +32,20 @@ UNLIMITED = [("grpc.max_receive_message_length", 2**30), ("grpc.max_send_message
 class ServerProcess:
     """``python -m radix_cache_service`` with a flag for each keyword; ``addresses`` are there once it serves.
 
-    environ: more environment variables. metrics_address: where it is scraped, with ``metrics_listen=``.
+    environ: more environment variables. metrics_address: where it is scraped, with ``metrics_listen=``. command,
+    defaults: for another one that is started alike.
     """
+
+    command: Sequence[str] = SERVE
+    defaults: Mapping[str, Any] = DEFAULTS
 
     def __init__(self, *listen: str, environ: Mapping[str, str] | None = None, **settings: Any) -> None:
         flags = [part for address in listen or ("127.0.0.1:0",) for part in ("--listen", address)]
-        for name, value in {**DEFAULTS, **settings}.items():
+        for name, value in {**self.defaults, **settings}.items():
             for each in value if isinstance(value, list) else [value]:
                 flags += ["--" + name.replace("_", "-"), str(each)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "radix_cache_service", *flags],
+            [sys.executable, *self.command, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -62,7 +68,8 @@ class ServerProcess:
 
     def _read_errors(self) -> None:
         assert self.process.stderr is not None
-        self._errors.extend(self.process.stderr)
+        for line in self.process.stderr:
+            self._errors.append(line)
 
     def _wait_until_ready(self, num_addresses: int) -> list[str]:
         found: list[str] = []
@@ -76,12 +83,16 @@ class ServerProcess:
                 found.append(line.removeprefix(READY).split()[0])
         return found
 
+    def has_logged(self, text: str) -> bool:
+        """Tell whether this stands in what was written to stderr until now."""
+        return any(text in line for line in self._errors)
+
     @property
     def address(self) -> str:
         """The first address."""
         return self.addresses[0]
 
-    def finish(self, timeout_s: float = 20) -> tuple[int, str]:
+    def finish(self, timeout_s: float = 60) -> tuple[int, str]:
         """Wait for the end; return the exit status and what was written to stderr."""
         status = self.process.wait(timeout_s)
         for reader in self._readers:
@@ -104,6 +115,14 @@ class ServerProcess:
     def __exit__(self, *_: object) -> None:
         status, errors = self.stop()
         assert status in {0, -signal.SIGKILL}, errors
+
+
+class RouterProcess(ServerProcess):
+    """The same for ``radix-cache route``."""
+
+    command = ROUTE
+    # Nodes that end are noticed at once; one that is slow on a busy machine is not one that hangs.
+    defaults: Mapping[str, Any] = {"log_level": "warning", "heartbeat": 20}
 
 
 class StartFailed(Exception):

@@ -68,7 +68,7 @@ class TestGroup:
     def test_version_and_help(self) -> None:
         assert printed("--version") == f"radix-cache {library.__version__}\n"
         shown = printed("--help")
-        commands = "serve stats top tree leases replay sweep curve compare trace"
+        commands = "serve route stats top tree leases replay sweep curve compare trace"
         assert re.findall(r"^  (\w+)  ", shown, re.MULTILINE) == commands.split()
         assert "..." not in shown.partition("Commands:")[2], "a summary is cut off"
 

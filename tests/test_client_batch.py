@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_help import assert_all_returned, new_engine
+from client_help import assert_all_returned, new_engine, wait_until
 from service_process import ServerProcess
 
-from radix_cache.errors import BatchNotRun, InvalidArgument, UnknownLease
-from radix_cache_service import Client
+from radix_cache.errors import BatchNotRun, InvalidArgument, OldSeq, ServiceUnavailable, UnknownLease
+from radix_cache_service import AsyncClient, Client
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,52 @@ def test_an_old_number_is_refused_whatever_is_in_the_batch(client: Client) -> No
         probed = batch.probe([1])
     assert probed.result() == 0, "the client's own numbers go on from the caller's"
     assert client.stats().num_leases == 0
+
+
+def test_a_clock_that_went_back_costs_no_batch(client: Client, server: ServerProcess) -> None:
+    """The engine's earlier life has numbered its batches higher. The caller's own numbers are the caller's business."""
+    ahead = 2**63
+    with client.batch(seq=ahead) as batch:
+        batch.probe([])
+    with Client(server.address, engine_id=client.engine_id) as again:
+        with pytest.raises(OldSeq), again.batch(seq=5) as batch:
+            batch.probe([])
+        for _ in range(2):
+            with again.batch() as batch:
+                batch.match_prefix([1], num_tokens=2)
+        assert again.stats().num_leases == 2
+
+    async def run() -> int:
+        async with AsyncClient(server.address, engine_id=client.engine_id) as other:
+            async with other.batch() as batch:
+                batch.match_prefix([1], num_tokens=2)
+            return (await other.stats()).num_leases
+
+    with client.batch(seq=ahead + 10) as batch:
+        batch.probe([])
+    assert asyncio.run(run()) == 1
+    with client.batch(seq=2**64 - 1) as batch:
+        batch.probe([])
+    with pytest.raises(OldSeq), Client(server.address, engine_id=client.engine_id).batch() as batch:
+        batch.probe([])
+
+
+def test_a_batch_that_may_have_run_gets_no_other_number(client: Client, server: ServerProcess) -> None:
+    """Its answer was lost, and somebody else under the engine's name came before the second try."""
+    client.probe([])
+    send_once = client._send_once
+
+    def send_and_be_overtaken(call: Any) -> Any:
+        client._send_once = send_once  # type: ignore[method-assign]
+        send_once(call)
+        with Client(server.address, engine_id=client.engine_id) as other, other.batch(seq=2**63) as batch:
+            batch.probe([])
+        raise ServiceUnavailable("lost by the test")
+
+    client._send_once = send_and_be_overtaken  # type: ignore[method-assign]
+    with pytest.raises(OldSeq), client.batch() as batch:
+        batch.match_prefix([1], num_tokens=2)
+    wait_until(lambda: client.stats().num_leases == 0)
 
 
 def test_a_batch_that_is_left_by_an_exception_is_not_sent(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from service_process import ServerProcess
 from radix_cache.errors import (
     DeadlineExceeded,
     InvalidArgument,
+    NotConnected,
     ServiceUnavailable,
     StaleLease,
     UnknownLease,
@@ -132,6 +134,53 @@ def test_another_match_under_the_name_of_a_lost_one_is_refused_and_the_lease_giv
         client.match_prefix([1, 2, 3], num_tokens=4, lease_id="x")
     with pytest.raises(InvalidArgument):
         client.match_prefix([4, 5, 6], num_tokens=4, lease_id="x")
+    wait_until(lambda: is_settled(client))
+    assert num_leases(client) == 0
+
+
+def lose_a_match(client: Client, lease_id: str) -> None:
+    with losing_answers(client), pytest.raises(DeadlineExceeded):
+        client.match_prefix([1, 2, 3], num_tokens=4, lease_id=lease_id)
+
+
+def test_a_batch_that_names_a_lease_being_released_loses_that_match_only(client: Client) -> None:
+    """And what needs that lease. The release is on its way, and may come before the match or after it."""
+    lose_a_match(client, "again")
+    assert client._books.due_orphans() == ["again"]
+    with client.batch() as batch:
+        refused = batch.match_prefix([1, 2, 3], num_tokens=4, lease_id="again")
+        needing = batch.allocate(refused, num_tokens=6)
+        other = batch.match_prefix([1, 2, 3], num_tokens=4, lease_id="other")
+    for answer in (refused, needing):
+        with pytest.raises(InvalidArgument, match="being released"):
+            answer.result()
+    assert other.result().lease_id == "other"
+    client._books.settle("again", ServiceUnavailable("lost by the test"), client._books.clock())
+    pass_the_time(client, 2)
+    wait_until(lambda: is_settled(client))
+    assert num_leases(client) == 1
+
+
+def test_a_lost_match_is_not_released_while_a_batch_asks_for_it_again(client: Client) -> None:
+    client.probe([])
+    lose_a_match(client, "again")
+    with client.batch() as batch:
+        again = batch.match_prefix([1, 2, 3], num_tokens=4, lease_id="again")
+        client.probe([])  # a call, with which orphans are released
+        assert num_leases(client) == 1
+    with pytest.raises(InvalidArgument, match="in use"):
+        again.result()  # in a batch, the name of a live lease is taken: its answer was lost, so it is given back
+    wait_until(lambda: is_settled(client))
+    assert num_leases(client) == 0
+
+
+def test_an_orphan_that_a_batch_named_and_never_asked_for_is_given_back(client: Client) -> None:
+    client.probe([])
+    lose_a_match(client, "again")
+    with pytest.raises(KeyError), client.batch() as batch:  # noqa: PT012 - the block is what is tested
+        batch.match_prefix([1, 2, 3], num_tokens=4, lease_id="again")
+        raise KeyError
+    pass_the_time(client, 3600)
     wait_until(lambda: is_settled(client))
     assert num_leases(client) == 0
 
@@ -284,6 +333,25 @@ def test_what_was_of_another_server_is_forgotten() -> None:
         assert list(new.block_table) == [0, 1]
     for server in (first, second):
         assert server.stop()[0] == 0
+
+
+def test_a_new_server_that_is_gone_before_it_says_what_it_is_may_have_served(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The match was answered; that nobody can be asked which server it was does not undo it."""
+    description = client.describe()
+    client._books.description = replace(description, epoch="of the one before")
+
+    def nobody_is_there() -> None:
+        raise NotConnected("lost by the test")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "describe", nobody_is_there)
+        with pytest.raises(NotConnected):
+            client.match_prefix([1, 2, 3], num_tokens=4)
+    client._books.description = description
+    wait_until(lambda: is_settled(client))
+    assert num_leases(client) == 0
 
 
 def is_lost_to_the_cut(client: Client) -> bool:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from client_help import wait_until
 from service_process import ServerProcess
 
-from radix_cache.errors import InvalidArgument, NotConnected
-from radix_cache_service import Client
+from radix_cache.errors import InvalidArgument, NotConnected, PoolExhausted, ServiceUnavailable, StaleLease
+from radix_cache_service import AsyncClient, Client
+
+PATIENCE_S = 60
 
 
 @pytest.fixture
@@ -33,7 +39,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], ServerProcess]]:
 
 def when_it_is_back(call: Callable[[], Any]) -> Any:
     """Make a call again until there is a connection: that is what the error allows."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             return call()
@@ -91,3 +97,108 @@ def test_a_renewal_has_an_end(start: Callable[[], ServerProcess]) -> None:
         client.renew(lease, ttl_s=86_400)
         with pytest.raises(InvalidArgument, match="ttl_s is at most 86400 here, not 86401"):
             client.renew(lease, ttl_s=86_401)
+
+
+# Waiting for blocks across a restart.
+
+
+def match(client: Client) -> Any:
+    return client.match_prefix([7], num_tokens=4, wait_s=PATIENCE_S)
+
+
+def match_asyncio(client: Client) -> Any:
+    async def run() -> Any:
+        async with AsyncClient(client.target) as other:
+            lease = await other.match_prefix([7], num_tokens=4, wait_s=PATIENCE_S)
+            await other.release(lease)
+            return lease
+
+    return asyncio.run(run())
+
+
+def is_waiting(client: Client) -> bool:
+    return client.stats().num_waiting_calls == 1
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("call", [match, match_asyncio])
+def test_a_match_waits_on_when_the_server_is_back(
+    start: Callable[[], ServerProcess], name: signal.Signals, call: Callable[[Client], Any]
+) -> None:
+    """However it ended: killed, or drained, which refuses those who wait a last time."""
+    server = start()
+    with Client(server.address, engine_id="E") as client, ThreadPoolExecutor() as threads:
+        full = client.match_prefix([1], num_tokens=64)
+        waiting = threads.submit(call, client)
+        wait_until(lambda: is_waiting(client))
+        server.stop(name)
+        start()
+        wait_until(lambda: when_it_is_back(lambda: is_waiting(client)))
+        client.release(full)
+        assert waiting.result(PATIENCE_S).num_blocks == 2
+
+
+def test_an_allocation_waits_on_after_a_drain(start: Callable[[], ServerProcess]) -> None:
+    """The server has refused it, so it can be asked for again. Of one that was cut off nobody knows."""
+    for name in (signal.SIGTERM, signal.SIGKILL):
+        server = start()
+        with Client(server.address, engine_id="E") as client, ThreadPoolExecutor() as threads:
+            full, small = client.match_prefix([1], num_tokens=62), client.match_prefix([2], num_tokens=2)
+            waiting = threads.submit(client.allocate, small, num_tokens=6, wait_s=PATIENCE_S)
+            wait_until(lambda client=client: is_waiting(client))
+            server.stop(name)
+            server = start()
+            if name is signal.SIGKILL:
+                with pytest.raises(ServiceUnavailable):
+                    waiting.result(PATIENCE_S)
+                with pytest.raises(StaleLease, match="lost"):
+                    client.allocate(small, num_tokens=6)
+            else:
+                wait_until(lambda client=client: when_it_is_back(lambda: is_waiting(client)))
+                client.release(full)
+                assert len(waiting.result(PATIENCE_S)) == 2
+        server.stop()
+
+
+def test_nobody_waits_for_longer_than_asked(start: Callable[[], ServerProcess]) -> None:
+    """Nor for what the pool can never have, nor for a server that does not come back."""
+    server = start()
+    with Client(server.address, engine_id="E") as client:
+        full = client.match_prefix([1], num_tokens=64)
+        for num_blocks, wait_s in ((1, 2.5), (33, PATIENCE_S)):
+            with pytest.raises(PoolExhausted):
+                client.match_prefix([2], num_blocks=num_blocks, wait_s=wait_s)
+        server.stop()
+        with pytest.raises(NotConnected):
+            client.allocate(full, num_tokens=66, wait_s=1)
+        start()
+        when_it_is_back(lambda: client.allocate(full, num_tokens=64))
+
+
+# The end of a client.
+
+
+@pytest.mark.parametrize("is_asyncio", [False, True])
+def test_an_end_right_after_a_restart_gives_all_back(start: Callable[[], ServerProcess], is_asyncio: bool) -> None:
+    """The connection is gone, and the client has just found that there is none to be had."""
+    server = start()
+
+    async def hold() -> None:
+        async with AsyncClient(server.address, engine_id="E") as client:
+            await client.match_prefix([1], num_tokens=2)
+            server.stop(signal.SIGKILL)
+            with pytest.raises(ServiceUnavailable):
+                await client.probe([1])
+            start()
+
+    if is_asyncio:
+        asyncio.run(hold())
+    else:
+        with Client(server.address, engine_id="E") as client:
+            client.match_prefix([1], num_tokens=2)
+            server.stop(signal.SIGKILL)
+            with pytest.raises(ServiceUnavailable):
+                client.probe([1])
+            start()
+    with Client(server.address) as client:
+        assert client.stats().num_leases == 0

@@ -19,6 +19,7 @@ from radix_cache.errors import (
     InvalidBlocks,
     InvalidTokens,
     LeaseExpired,
+    OldSeq,
     PoolExhausted,
     UnknownLease,
 )
@@ -236,12 +237,35 @@ class TestSeq:
         assert counters(route.caller().stats()).leased == 2
 
     def test_is_a_number(self, engine: Caller) -> None:
-        """One that rises."""
-        wrong: list[Any] = [-1, 1.5, "1", True, 2**64]
+        """One that rises. What is none is noticed before anything is written down."""
+        wrong: list[Any] = [0, -1, 1.5, "1", True, 2**64]
         for seq in wrong:
-            with pytest.raises(InvalidArgument, match="seq"), engine.batch(seq=seq) as step:
-                step.match_prefix([1], num_blocks=1)
+            with pytest.raises(InvalidArgument, match="seq"), engine.batch(seq=seq):
+                pytest.fail("the batch began")
         assert engine.stats().num_leases == 0
+
+    def test_the_error_says_where_to_go_on(self, engine: Caller) -> None:
+        """An engine that has lost count numbers its next batch behind the last that is known of it."""
+        with engine.batch(seq=2**63):
+            pass
+        with pytest.raises(OldSeq) as caught, engine.batch(seq=5):
+            pass
+        assert (caught.value.seq, caught.value.last) == (5, 2**63)
+        with engine.batch(seq=caught.value.last + 1) as step:
+            probed = step.probe([1])
+        assert probed.result() == 0
+
+    def test_one_that_is_refused_keeps_nothing_alive(self, open_route: OpenRoute) -> None:
+        """It is no word of the engine's that counts: it changes nothing, deadlines included."""
+        route = open_route(num_blocks=8, block_size=2, lease_ttl_s=10.0)
+        engine = route.caller("E")
+        with engine.batch(seq=9) as step:
+            step.match_prefix([1], num_blocks=1)
+        route.advance(6)
+        with pytest.raises(OldSeq), engine.batch(seq=8):
+            pass
+        route.advance(6)
+        assert route.caller().stats().num_leases == 0
 
 
 class TestGrowthShare:

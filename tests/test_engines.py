@@ -126,7 +126,7 @@ def assert_right(request: Any, prompt: list[int], num_new: int) -> None:
 def num_calls(server: ServerProcess) -> Counter[str]:
     """How many calls of each method the server has answered, whatever it answered; not the ones that ask for this."""
     with stub_to(server.address) as stub:
-        said = stub.GetStats(pb.GetStatsRequest(), timeout=10).num_calls
+        said = stub.GetStats(pb.GetStatsRequest(), timeout=60).num_calls
     found: Counter[str] = Counter()
     for key, number in said.items():
         found[key.partition("/")[0]] += number

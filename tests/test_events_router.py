@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import random
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
+from client_help import wait_until
+from event_router import BLOCK_SIZE, Router, served_to_peers
 from helpers import NAMESPACES, cached
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,55 +23,16 @@ from radix_cache import PrefixCache
 from radix_cache_service import Client
 from radix_cache_service.events.sockets import EventSockets
 from radix_cache_service.events.stream import EventStream
-from radix_cache_service.events.wire import EventEncoder, lora_name_of
-
-os.environ.setdefault("DYN_LOG", "off")
-llm = pytest.importorskip("dynamo.llm", reason="ai-dynamo-runtime is not installed: pip install 'radix-cache[router]'")
+from radix_cache_service.events.wire import EventEncoder
 
 ANY = "127.0.0.1:0"
-CONVERGED_S = 10.0
-BLOCK_SIZE = 2
 PROMPTS = [[symbol // 9, symbol // 9, symbol // 3 % 3, 7, symbol % 3, 8] for symbol in range(27)]
-
-
-class Router:
-    """A selection service, which subscribes to publishers and is asked what they have."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
-        self._service = llm.SelectionService(indexer_threads=1)
-
-    def add(self, worker_id: int, address: str, replay_address: str) -> None:
-        worker = {"worker_id": worker_id, "model_name": "m", "block_size": BLOCK_SIZE, "endpoint": "http://127.0.0.1:1"}
-        worker |= {"kv_events_endpoint": f"tcp://{address}", "replay_endpoint": f"tcp://{replay_address}"}
-        self._do(self._service.upsert_worker, worker)
-
-    def _do(self, method: Callable[[Any], Any], request: Any) -> Any:
-        async def run() -> Any:
-            return await method(request)
-
-        return self._runner.run(run())
-
-    def score(self, tokens: Sequence[int], namespace: tuple[str, ...], worker_id: int = 1) -> int:
-        """How many tokens of a prompt it thinks that the worker has."""
-        request = {"model_name": "m", "token_ids": list(tokens), "lora_name": lora_name_of(namespace)}
-        said = self._do(self._service.overlap_scores, request)
-        found = [each["device_blocks"] for each in said["workers"] if each["worker_id"] == worker_id]
-        return max(found) * BLOCK_SIZE
-
-    def wait_for(self, tokens: Sequence[int], namespace: tuple[str, ...], num_tokens: int, worker_id: int = 1) -> None:
-        deadline = time.monotonic() + CONVERGED_S
-        while (seen := self.score(tokens, namespace, worker_id)) != num_tokens:
-            assert time.monotonic() < deadline, f"{seen} tokens after {CONVERGED_S} s, not {num_tokens}"
-            time.sleep(0.005)
-
-    def close(self) -> None:
-        self._service.shutdown()
-        self._runner.close()
 
 
 class Node:
     """A cache whose events are published at ports of its own."""
+
+    ports: tuple[str, ...]
 
     def __init__(self, form: str = "map", num_blocks: int = 40, **options: Any) -> None:
         self.cache = PrefixCache(num_blocks, BLOCK_SIZE)
@@ -94,19 +56,31 @@ class Node:
         self.stream.close()
         self._sockets.close()
 
+    def next_mark(self) -> int:
+        """A number of its own for each."""
+        self._num_marks += 1
+        return self._num_marks
+
     def mark(self, router: Router) -> None:
         """Wait until the router has seen all that there was."""
-        self._num_marks += 1
-        tokens = [1000 + self._num_marks, 0]
+        tokens = [1000 + self.next_mark(), 0]
         cached(self.cache, tokens, ("mark",))
         router.wait_for(tokens, ("mark",), 2)
 
 
+def known(router: Router) -> list[int]:
+    """What the router knows of every prompt."""
+    return [router.score(tokens, namespace) for namespace in NAMESPACES for tokens in PROMPTS]
+
+
+def cached_of_each(cache: Any) -> list[int]:
+    """What the cache would match of every prompt."""
+    return [cache.probe(tokens, namespace) for namespace in NAMESPACES for tokens in PROMPTS]
+
+
 def assert_same(router: Router, cache: Any) -> None:
     """The router knows of every prompt what the cache would match."""
-    for namespace in NAMESPACES:
-        for tokens in PROMPTS:
-            assert router.score(tokens, namespace) == cache.probe(tokens, namespace)
+    assert known(router) == cached_of_each(cache)
 
 
 def step(cache: PrefixCache, dice: random.Random) -> None:
@@ -162,27 +136,82 @@ def test_any_history_ends_in_the_same_answers(router: Router, open_node: Callabl
     run()
 
 
+@contextmanager
+def under_load(node: Node, dice: random.Random) -> Iterator[None]:
+    """Random calls go on in a thread of their own."""
+    is_over = threading.Event()
+
+    def go_on() -> None:
+        while not is_over.wait(0.0005):
+            step(node.cache, dice)
+
+    going = threading.Thread(target=go_on)
+    going.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        going.join()
+
+
 def test_a_router_that_joins_late_in_the_midst_of_it(router: Router, open_node: Callable[..., Node]) -> None:
     node = open_node(num_kept=16)
     dice = random.Random(1)
     for _ in range(100):
         step(node.cache, dice)
-    is_over = threading.Event()
-
-    def go_on() -> None:
-        while not is_over.is_set():
-            step(node.cache, dice)
-            time.sleep(0.0005)
-
-    going = threading.Thread(target=go_on)
-    going.start()
-    router.add(1, *node.ports)
-    time.sleep(1.5)
-    is_over.set()
-    going.join()
+    with under_load(node, dice):
+        router.add(1, *node.ports)
+        wait_until(lambda: node.stream.figures().num_snapshots >= 1)
     node.mark(router)
     assert_same(router, node.cache)
-    assert node.stream.figures().num_snapshots >= 1
+
+
+def test_a_replica_begins_with_what_another_one_knows(router: Router, open_node: Callable[..., Node]) -> None:
+    node = open_node(num_blocks=400)  # nothing is evicted while the replica can't hear of it
+    dice = random.Random(2)
+    router.add(1, *node.ports)
+    for _ in range(100):
+        step(node.cache, dice)
+    node.mark(router)
+    num_replays = node.stream.figures().num_replays
+    with served_to_peers(router) as (peer, asked), closing(Router(peer)) as replica:
+        replica.add(1, node.ports[0], None)  # nobody else can tell it what was before
+        wait_until(lambda: known(replica) == cached_of_each(node.cache))
+        assert asked == ["/dump"]
+        wait_until(lambda: hears(replica, node))
+        for _ in range(100):
+            step(node.cache, dice)
+        node.mark(replica)
+        assert_same(replica, node.cache)
+    assert node.stream.figures().num_replays == num_replays
+
+
+def hears(router: Router, node: Node) -> bool:
+    """Tell whether the router is subscribed: it has heard of a prompt that was cached just now."""
+    tokens = [2000 + node.next_mark(), 0]
+    cached(node.cache, tokens, ("mark",))
+    time.sleep(0.1)
+    return router.score(tokens, ("mark",)) == len(tokens)
+
+
+def test_replicas_begin_with_each_other_in_the_midst_of_it(open_node: Callable[..., Node]) -> None:
+    node = open_node()
+    replicas = [Router()]
+    replicas[0].add(1, *node.ports)
+    node.mark(replicas[0])
+    try:
+        with under_load(node, random.Random(3)):
+            for _ in range(3):  # each begins with the one before, the third with one that began so itself
+                with served_to_peers(replicas[-1]) as (peer, asked):
+                    replicas.append(Router(peer))
+                    replicas[-1].add(1, *node.ports)
+                    assert asked == ["/dump"]
+        for replica in replicas:
+            node.mark(replica)
+            assert_same(replica, node.cache)
+    finally:
+        for replica in replicas:
+            replica.close()
 
 
 @pytest.mark.parametrize("num_steps", [5, 200], ids=["shorter", "longer"])

@@ -14,8 +14,9 @@ from mirror import Mirror, walked
 from radix_cache import PrefixCache
 from radix_cache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from radix_cache_service.client.watches import Assembly
-from radix_cache_service.events import stream as event_stream
-from radix_cache_service.events.stream import EventBatch, EventStream
+from radix_cache_service.events import batches as event_batches
+from radix_cache_service.events.batches import EventBatch
+from radix_cache_service.events.stream import EventStream
 from radix_cache_service.events.watching import messages_of
 
 
@@ -24,7 +25,7 @@ class Stepped:
 
     def __init__(self, num_blocks: int = 16, **options: Any) -> None:
         self.cache = PrefixCache(num_blocks, 1)
-        self.stream = EventStream(self.cache, encode=lambda events: repr(events).encode(), **options)
+        self.stream = EventStream(self.cache, encode=lambda events, rest: repr(events).encode(), **options)
         self.seen: list[EventBatch] = []
         self.cache.subscribe(self.stream._listen)
         self.stream.join(self.seen.append)
@@ -70,8 +71,8 @@ def test_what_is_there_at_the_start_is_published_first() -> None:
     stream.start()
     stream.close()
     mirror = Mirror()
-    assert stream._kept[0].is_reset
-    mirror.read(stream._kept[0].events)
+    assert stream._kept._batches[0].is_reset
+    mirror.read(stream._kept._batches[0].events)
     assert mirror.parents == walked(cache) != {}
 
 
@@ -110,15 +111,15 @@ def test_of_another_stream_nothing_is_taken_for_known() -> None:
 
 
 def test_what_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "_MAX_KEPT_BYTES", 3000)
+    monkeypatch.setattr(event_batches, "_MAX_KEPT_BYTES", 3000)
     stepped = Stepped(num_blocks=64)
     for number in range(50):
         stepped.store(number)
-    assert 0 < sum(batch.num_bytes for batch in stepped.stream._kept) <= 3000
-    assert stepped.stream._num_kept_bytes == sum(batch.num_bytes for batch in stepped.stream._kept)
-    monkeypatch.setattr(event_stream, "_MAX_KEPT_BYTES", 10)
+    assert 0 < sum(batch.num_bytes for batch in stepped.stream._kept._batches) <= 3000
+    assert stepped.stream._kept._num_bytes == sum(batch.num_bytes for batch in stepped.stream._kept._batches)
+    monkeypatch.setattr(event_batches, "_MAX_KEPT_BYTES", 10)
     batch = stepped.store(100)
-    assert not stepped.stream._kept
+    assert not stepped.stream._kept._batches
     assert [again.is_reset for again in stepped.replay(batch.seq)] == [True]
 
 
@@ -210,7 +211,7 @@ def test_a_failure_is_followed_by_the_whole_tree(caplog: pytest.LogCaptureFixtur
     cache = PrefixCache(16, 1)
     broken = [True]
 
-    def encode(events: Any) -> bytes:
+    def encode(events: Any, rest: Any) -> bytes:
         if events and not isinstance(events[0], AllBlocksCleared) and broken.pop():
             raise ValueError("a secret")
         return b""
@@ -247,7 +248,7 @@ def test_large_batches_travel_in_pieces() -> None:
     stepped = EventStream(cache)
     stepped.join(lambda batch: None)
     stepped._turn(is_due=False)
-    batch = stepped._kept[0]
+    batch = stepped._kept._batches[0]
     pieces = list(messages_of(batch, "E"))
     assert len(pieces) > 3
     assert max(piece.ByteSize() for piece in pieces) < 1.1 * 2**20

@@ -80,6 +80,14 @@ def touch_a_child_alone(scene: Scene) -> None:
     scene.loose.last_access = scene.index.now + 1
 
 
+def end_too_far(scene: Scene) -> None:
+    scene.loose.end += 4
+
+
+def keep_a_way_to_what_is_gone(scene: Scene) -> None:
+    scene.loose.recent = scene.held
+
+
 def move_to_another_namespace(scene: Scene) -> None:
     scene.loose.root = None
 
@@ -128,6 +136,10 @@ def miscount_a_share(scene: Scene) -> None:
     scene.root.share.num_leased_blocks += 1
 
 
+def miscount_what_is_withheld(scene: Scene) -> None:
+    scene.root.share.min_blocks = 16
+
+
 def break_a_limit(scene: Scene) -> None:
     scene.root.share.max_blocks = 5
 
@@ -150,6 +162,8 @@ BROKEN: list[tuple[int, Callable[[Scene], None], str]] = [
     (4, misplace_a_child, "not where its first block"),
     (4, lose_a_parent, "not where its first block"),
     (4, touch_a_child_alone, "touched after its parent"),
+    (4, end_too_far, "ends at byte 20, not where its span does"),
+    (4, keep_a_way_to_what_is_gone, "shortcut leads to what is not its child"),
     (4, move_to_another_namespace, "not of its parent's namespace"),
     (5, unlock_too_much, "1 locks on a node with 1 leases and 1 locked below"),
     (6, end_elsewhere, "not its path"),
@@ -164,6 +178,7 @@ BROKEN: list[tuple[int, Callable[[Scene], None], str]] = [
     (9, miscount_pins, "the books say otherwise"),
     (9, lose_a_lease_of_an_engine, "in the books of engine 'E' only"),
     (10, miscount_a_share, "leased in a share"),
+    (10, miscount_what_is_withheld, "do not withhold 0 blocks"),
     (10, break_a_limit, "more blocks than its limit"),
 ]
 

@@ -23,7 +23,7 @@ from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.telemetry.metrics import BUCKETS_S, Latencies
 
 METRICS = "127.0.0.1:0"
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_waiting_for_blocks_is_no_latency() -> None:
         while not samples(server.metrics_address)["radix_cache_waiting_calls",]:
             time.sleep(0.01)
         assert stub.GetStats(pb.GetStatsRequest(), timeout=DEADLINE_S).num_waiting_calls == 1
-        time.sleep(0.5)
+        time.sleep(3)
         stub.Release(pb.ReleaseRequest(lease_id="all"), timeout=DEADLINE_S)
         waiting.result()
         refused = stub.MatchPrefix.future(pb.MatchPrefixRequest(num_blocks=8, wait=True), timeout=0.5)
@@ -277,8 +277,8 @@ def test_waiting_for_blocks_is_no_latency() -> None:
         }
         seen = samples(server.metrics_address)
         spent = stub.GetStats(pb.GetStatsRequest(), timeout=DEADLINE_S).latencies["MatchPrefix"]
-    assert (spent.num_samples, spent.max_s < 0.25) == (3, True)
-    assert seen["radix_cache_call_seconds_sum", "MatchPrefix"] < 0.25
+    assert (spent.num_samples, spent.max_s < 2) == (3, True)
+    assert seen["radix_cache_call_seconds_sum", "MatchPrefix"] < 2, "less than the wait, on a busy machine too"
     assert seen["radix_cache_wait_seconds_count",] == 2
-    assert seen["radix_cache_wait_seconds_sum",] > 0.9
+    assert seen["radix_cache_wait_seconds_sum",] > 3
     assert seen["radix_cache_waiting_calls",] == 0

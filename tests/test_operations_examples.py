@@ -173,6 +173,11 @@ def test_the_dashboard_is_put_together_well() -> None:
         assert len({target["refId"] for target in panel.get("targets", ())}) == len(panel.get("targets", ()))
 
 
+def test_all_that_is_said_of_the_journal_is_shown(exported: dict[str, dict[str, set[str]]]) -> None:
+    queried = {node.name for _, query in targets() for node in walk(parse(query)) if hasattr(node, "name")}
+    assert {name for name in exported if re.search("journal|compaction", name)} <= queried
+
+
 # What starts a server.
 
 

@@ -20,7 +20,7 @@ from service_process import ServerProcess, pack, stub_to
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.telemetry import logs
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 TOKENS = "3, 1, 3, 3, 7"
 
 

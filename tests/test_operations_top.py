@@ -8,14 +8,17 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 from security_help import ALICE, ENTRIES, write_tokens
 from service_process import ServerProcess
 from terminal import Terminal
-from test_cli_serve import run
+from test_cli_serve import radix_cache, run
 
+from radix_cache.cli.app import app
 from radix_cache.cli.rates import num_failed, rates_between, share
 from radix_cache.cli.top import _bar, overview
 from radix_cache_service import Client
@@ -137,7 +140,7 @@ def test_top_says_why_there_is_nothing_to_show(tmp_path: Path) -> None:
             ),
         ):
             status, out, err = run("top", server.address, NOBODY, "--count", "1", *flags)
-            assert (status, err) == (0, "")
+            assert (status, err) == (1, ""), "there are figures of none"
             assert re.search(rf"^{server.address} +refused", out, re.MULTILINE)
             assert re.search(rf"^{NOBODY} +no answer", out, re.MULTILINE)
             said = " ".join(out.split())
@@ -175,3 +178,55 @@ def test_stats_watch_fits_a_terminal(server: ServerProcess) -> None:
     assert re.search(r"streams open +1\b", view.text)
     assert re.search(r"calls waiting for blocks +0\b", view.text)
     assert "Traceback" not in view.text
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_stats_watch_in_a_pipe_outlives_a_restart(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """A round without an answer says so; the exit status is that of the last one."""
+    address = f"unix:{tmp_path}/s.sock"
+    server = ServerProcess(address)
+    with radix_cache("stats", address, "--watch", "--interval", "0.1", *flags) as view:
+        assert view.stdout is not None
+        answered = '"uptime_s"' if flags else "calls/s"
+        read_until(view.stdout, answered)
+        server.stop(signal.SIGKILL)
+        read_until(view.stdout, f"no answer from {address}: ")
+        with ServerProcess(address):
+            read_until(view.stdout, answered)
+            view.send_signal(signal.SIGINT)
+            assert view.wait(20) == 0
+
+
+def read_until(lines: Iterator[str], text: str) -> None:
+    assert any(text in line for line in lines), text
+
+
+def test_stats_watch_on_a_terminal_outlives_a_restart(tmp_path: Path) -> None:
+    """What was known last stays in sight, and what is wrong stands below it."""
+    address = f"unix:{tmp_path}/s.sock"
+    server = ServerProcess(address)
+    view = Terminal("stats", address, "--watch", "--interval", "0.1", num_lines=32)
+    view.wait_until(lambda: any("streams open" in line for line in view.lines))
+    server.stop(signal.SIGKILL)
+    view.wait_until(lambda: any("no answer from" in line for line in view.lines))
+    view.wait_until(lambda: any("streams open" in line for line in view.lines))
+    with ServerProcess(address):
+        view.wait_until(
+            lambda: (
+                any("streams open" in line for line in view.lines)
+                and not any("no answer from" in line for line in view.lines)
+            )
+        )
+        view.press(CTRL_C)
+        assert view.finish() == 0
+
+
+def test_a_last_round_without_an_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("top", NOBODY, "--count", "1")[0] == 1
+    assert run("stats", NOBODY, "--watch", "--count", "1")[0] == 1, "there is nothing to watch"
+    with ServerProcess() as server:
+        pause = SimpleNamespace(sleep=lambda _: server.stop(signal.SIGKILL))
+        monkeypatch.setattr("radix_cache.cli.stats.time", pause)
+        watched = CliRunner().invoke(app, ["stats", server.address, "--watch", "--count", "1"])
+    assert watched.exit_code == 1
+    assert f"no answer from {server.address}: " in watched.output

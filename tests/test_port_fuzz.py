@@ -35,7 +35,7 @@ OTHERS = [
     if method.name != "Watch"  # stays open
 ]
 BY_NAME = {method.full_name: method for method in [*METHODS, *OTHERS]}
-DEADLINE_S = 10
+DEADLINE_S = 60
 NUM_BLOCKS = 64
 OURS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}  # what a server says of a fault of its own
 OUR_NUMBERS = {code.value[0] for code in OURS}

@@ -36,8 +36,8 @@ from service_process import ServerProcess, pack, stub_to
 
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 
-DEADLINE_S = 10
-ANSWER_S = 5
+DEADLINE_S = 60
+ANSWER_S = 60
 QUIET_S = 0.02
 NUM_BLOCKS = 64
 MOST_GROWTH_BYTES = 16 * 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,7 +14,6 @@ import trustme
 from client_help import wait_until
 from security_help import (
     ALICE,
-    BOB,
     DEADLINE_S,
     ENTRIES,
     MINE,
@@ -69,29 +69,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     with ServerProcess(num_blocks=16, lease_ttl_s=1000, tokens_file=path, **limits) as server:
         yield server.address
-
-
-@pytest.fixture
-def root(address: str) -> Iterator[Tenant]:
-    """Who sees everything; what a test left behind goes when it ends."""
-    with tenant_of(address, ROOT) as tenant:
-        yield tenant
-        tenant.Batch(batch(*(gives_back(name) for name in "abcdefgh")))
-        tenant.Reset(pb.ResetRequest())
-        stats = tenant.GetStats(pb.GetStatsRequest())
-        assert (stats.num_free_blocks, stats.num_leases) == (16, 0)
-
-
-@pytest.fixture
-def alice(address: str, root: Tenant) -> Iterator[Tenant]:
-    with tenant_of(address, ALICE) as tenant:
-        yield tenant
-
-
-@pytest.fixture
-def bob(address: str, root: Tenant) -> Iterator[Tenant]:
-    with tenant_of(address, BOB) as tenant:
-        yield tenant
 
 
 def num_leases(root: Tenant) -> int:
@@ -159,6 +136,33 @@ def _is_answered(stub: Any, request: Any) -> bool:
     except grpc.RpcError:
         return False
     return True
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_leases_that_a_restart_brings_back_count(tmp_path: Path, tokens: bool) -> None:
+    """For the client whose they were: by its token, or once its engine is heard of or a lease is named again."""
+    settings: dict[str, Any] = {"state_dir": tmp_path / "state", "max_leases_per_client": NUM_LEASES}
+    if tokens:
+        settings["tokens_file"] = write_tokens(tmp_path / "tokens.toml", ENTRIES)
+    for is_first in (True, False):
+        server = ServerProcess(**settings)
+        with tenant_of(server.address, ALICE if tokens else None) as alice:
+            if is_first:
+                alice.MatchPrefix(opens("a", engine_id="E"))
+                alice.Batch(batch(opens("b"), engine_id="E"))
+                alice.MatchPrefix(opens("c"))
+            else:
+                alice.Renew(pb.RenewRequest(engine_id="E"))
+                alice.Renew(pb.RenewRequest(lease_id="c"))
+            assert refusal(lambda t=alice: t.MatchPrefix(opens("d", engine_id="E"))) == LEASES
+            alice.Release(gives_back("c"))
+            alice.MatchPrefix(opens("c"))
+            assert refusal(lambda t=alice: t.MatchPrefix(opens("d", engine_id="new"))) == LEASES
+        if tokens:
+            with tenant_of(server.address, ROOT) as root:
+                root.MatchPrefix(opens("other", THEIRS))
+                root.Release(gives_back("other"))
+        server.stop(signal.SIGKILL)
 
 
 def test_a_repeated_batch_gets_its_answer_at_the_limit(alice: Tenant) -> None:

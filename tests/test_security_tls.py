@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +49,7 @@ def settings(issued: Issued, **more: Any) -> dict[str, Any]:
 def answers(address: str, tls: Tls | None, **more: Any) -> bool:
     """Tell whether the server answers on a new connection."""
     try:
-        with Client(address, tls=tls, timeout_s=3, **more) as client:
+        with Client(address, tls=tls, timeout_s=20, **more) as client:
             return client.probe([1, 2]) == 0
     except ServiceUnavailable:
         return False
@@ -83,6 +86,25 @@ def test_the_asyncio_client_over_tls(issued: Issued, trusted: Tls) -> None:
 
     with ServerProcess(**settings(issued)) as server:
         assert asyncio.run(probe(server.address)) == 0
+
+
+def test_handshakes_that_fail_leave_nothing_in_the_log_that_is_not_ours(
+    tmp_path: Path, issued: Issued, trusted: Tls
+) -> None:
+    """gRPC writes such lines of its own, in no form that anybody asked for."""
+    server = ServerProcess(**settings(issued, log_format="json", log_level="info"))
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        raw.settimeout(20)
+        with contextlib.suppress(ConnectionResetError):
+            while raw.recv(4096):
+                pass
+    assert not answers(server.address, Tls(root_certificates=root_of(tmp_path, "other", trustme.CA())))
+    assert answers(server.address, trusted)
+    status, errors = server.stop()
+    assert status == 0
+    assert all(json.loads(line)["level"] == "info" for line in errors.splitlines())
 
 
 # Renewal.

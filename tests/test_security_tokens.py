@@ -60,29 +60,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.address
 
 
-@pytest.fixture
-def root(address: str) -> Iterator[Tenant]:
-    """Who may do everything; what a test left behind goes when it ends."""
-    with tenant_of(address, ROOT) as tenant:
-        yield tenant
-        names = ("a", "b", "c", "d")
-        tenant.Batch(pb.BatchRequest(operations=[pb.Operation(release=pb.ReleaseRequest(lease_id=n)) for n in names]))
-        tenant.Reset(pb.ResetRequest())
-        assert tenant.GetStats(pb.GetStatsRequest()).num_free_blocks == 64
-
-
-@pytest.fixture
-def alice(address: str, root: Tenant) -> Iterator[Tenant]:
-    with tenant_of(address, ALICE) as tenant:
-        yield tenant
-
-
-@pytest.fixture
-def bob(address: str, root: Tenant) -> Iterator[Tenant]:
-    with tenant_of(address, BOB) as tenant:
-        yield tenant
-
-
 def caches(tenant: Tenant, namespace: tuple[str, ...], lease_id: str = "a") -> None:
     """Have the prompt cached in a namespace, and a lease on it open."""
     tenant.MatchPrefix(opens(lease_id, namespace, num_tokens=6))
@@ -465,6 +442,52 @@ def test_a_restart_with_state_gives_nobody_anything_of_others(tmp_path: Path) ->
         alice.Release(pb.ReleaseRequest(lease_id="a"))
 
 
+@pytest.mark.parametrize("before", ["alice", None])
+def test_an_engine_under_another_name_than_its_leases_is_refused_until_they_ran_out(
+    tmp_path: Path, before: str | None
+) -> None:
+    """Its token was renamed, or tokens were begun with, while the server was down: it could not keep them alive, and
+    would believe so. Whoever else calls goes on.
+    """
+    settings = {"state_dir": tmp_path / "state", "lease_ttl_s": 3}
+    tokens = {"tokens_file": write_tokens(tmp_path / "tokens.toml", ENTRIES)}
+    server = ServerProcess(**settings, **(tokens if before else {}))
+    with tenant_of(server.address, ALICE if before else None) as alice:
+        alice.MatchPrefix(opens("a", engine_id="e"))
+    server.stop(signal.SIGKILL)
+    write_tokens(tmp_path / "tokens.toml", [{**ENTRIES[0], "name": "carol"}, *ENTRIES[1:]])
+    with ServerProcess(**settings, **tokens) as server, tenant_of(server.address, ALICE) as alice:
+        beat = pb.RenewRequest(engine_id="e")
+        assert refusal(lambda: alice.Renew(beat)) == DENIED
+        assert refusal(lambda: alice.Batch(pb.BatchRequest(engine_id="e"))) == DENIED
+        alice.Renew(pb.RenewRequest(engine_id="f"))
+        wait_until(lambda: _is_answered(lambda: alice.Renew(beat)))
+        expired = (grpc.StatusCode.NOT_FOUND, "LEASE_EXPIRED", {"lease_id": "a"})
+        assert refusal(lambda: alice.Release(pb.ReleaseRequest(lease_id="a"))) == expired
+
+
+def test_a_token_keeps_its_name_while_the_server_runs(tmp_path: Path) -> None:
+    """Its engines' leases are known by it. A new token may have any name that is free."""
+    path = write_tokens(tmp_path / "tokens.toml", ENTRIES)
+    tokens = TokenFile(str(path))
+    known = tokens.find(hashlib.sha256(ALICE.encode()).digest())
+    write_tokens(path, [{**ENTRIES[0], "name": "alicia"}, *ENTRIES[1:]])
+    tokens.refresh()
+    assert tokens.find(hashlib.sha256(ALICE.encode()).digest()) == known
+    assert (tokens.number, "alice" in tokens.names) == (0, True)
+    write_tokens(path, [{**ENTRIES[0], "name": "alicia", "token": RENEWED}, *ENTRIES[1:]])
+    tokens.refresh()
+    assert (tokens.number, "alicia" in tokens.names, "alice" in tokens.names) == (1, True, False)
+
+
+def _is_answered(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except grpc.RpcError:
+        return False
+    return True
+
+
 def _probe(namespace: tuple[str, ...]) -> pb.ProbeRequest:
     return pb.ProbeRequest(tokens=pack(*PROMPT), namespace=namespace)
 
@@ -482,7 +505,7 @@ def test_a_file_that_is_no_good_leaves_the_old_one_in_force(tmp_path: Path) -> N
     server = ServerProcess(tokens_file=path)
     with tenant_of(server.address, ALICE) as alice, tenant_of(server.address, "carol-0123456789abcdef") as carol:
         path.write_text('[[token]]\nname = "carol"\ntoken = "carol-0123456789abcdef"\nnamespaces = [["m"]]\n')
-        time.sleep(1.5)
+        wait_until(lambda: server.has_logged("the tokens of before stay in force"))
         assert alice.Describe(pb.DescribeRequest()).block_size == 2
         assert _is_refused(carol)
         write_tokens(

@@ -23,7 +23,7 @@ from radix_cache.errors import InvalidArgument
 from radix_cache_service.config import ServerConfig
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 
-DEADLINE_S = 10
+DEADLINE_S = 60
 SERVICE = "radixcache.v1.PrefixCacheService"
 States = health_pb2.HealthCheckResponse
 
@@ -224,15 +224,13 @@ def test_reflection_describes_what_it_lists() -> None:
 
 
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_server_ends_at_once(name: signal.Signals) -> None:
-    server = ServerProcess()
-    started = time.monotonic()
-    assert server.stop(name) == (0, "")
-    assert time.monotonic() - started < 3
+def test_an_idle_server_does_not_wait_for_calls(name: signal.Signals) -> None:
+    """It would have longer than the test has."""
+    assert ServerProcess(grace_s=1000).stop(name) == (0, "")
 
 
 def test_readiness_goes_first_then_streams_then_calls(tmp_path: Path) -> None:
-    server = ServerProcess(f"unix:{tmp_path}/cache.sock", drain_delay_s=1.0, lease_ttl_s=60)
+    server = ServerProcess(f"unix:{tmp_path}/cache.sock", drain_delay_s=4.0, lease_ttl_s=60)
     with grpc.insecure_channel(server.address) as channel, stub_to(server.address) as stub:
         health = health_pb2_grpc.HealthStub(channel)
         readiness = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=DEADLINE_S)

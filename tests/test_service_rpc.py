@@ -13,7 +13,7 @@ from service_process import ServerProcess, pack, reason_in, reason_of, stub_to, 
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 
 Stub = Any
-DEADLINE_S = 10
+DEADLINE_S = 60
 PROMPT = (1, 2, 3, 4, 5)
 
 
@@ -175,7 +175,7 @@ def test_stats_count_calls_and_time(stub: Stub) -> None:
         assert stats.num_calls[call] == before.num_calls[call] + 1
     assert stats.counters["num_lookups"] == before.counters["num_lookups"] + 1
     spent = stats.latencies["MatchPrefix"]
-    assert 0 < spent.p50_s <= spent.p99_s <= spent.max_s < 5
+    assert 0 < spent.p50_s <= spent.p99_s <= spent.max_s < DEADLINE_S
     assert 0 < before.uptime_s < stats.uptime_s
 
 

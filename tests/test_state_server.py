@@ -8,11 +8,13 @@ import resource
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from client_help import wait_until
 from routes import FileClock
 from service_process import ServerProcess, StartFailed, pack, reason_of, stub_to, unpack
 
@@ -50,7 +52,7 @@ class Engine(threading.Thread):
             while self.code is None:
                 self.pending = self.pending or self.step()
                 try:
-                    self.take(self.pending, stub.Batch(self.pending, timeout=10))
+                    self.take(self.pending, stub.Batch(self.pending, timeout=100))
                 except grpc.RpcError as error:
                     self.code = error.code()
 
@@ -133,7 +135,9 @@ def test_nothing_is_lost_by_kills_under_load(tmp_path: Path) -> None:
                 check_sums(stub, engines)
             for engine in engines:
                 engine.start()
-            time.sleep(0.6 + 0.13 * round_)
+            wait_until(partial(have_sent, engines, 10 * (round_ + 1)))
+            wait_until(lambda: bool(list((tmp_path / "state").glob("snapshot-*.db"))))
+            time.sleep(0.13 * round_)
             server.process.send_signal(signal.SIGKILL)
             server.process.wait()
             for engine in engines:
@@ -147,6 +151,10 @@ def test_nothing_is_lost_by_kills_under_load(tmp_path: Path) -> None:
     assert len(epochs) == 1
     assert min(engine.seq for engine in engines) > 20
     assert list((tmp_path / "state").glob("snapshot-*.db"))
+
+
+def have_sent(engines: list[Engine], num_batches: int) -> bool:
+    return all(engine.seq > num_batches for engine in engines)
 
 
 def successor(engine: Engine) -> Engine:

@@ -332,6 +332,8 @@ def test_a_server_that_comes_back_with_another_pool(shared: SharedKVPool, tmp_pa
         with client, ServerProcess(server.address, pool_descriptor=following.descriptor.to_json(), **settings):
             with pytest.raises(PoolGone, match=f"the server's blocks lie in pool {following.descriptor.pool_id}"):
                 generator.run()
+            with pytest.raises(PoolGone):  # again and again, not once
+                generator.step()
             assert len(request.new_tokens) == 1
             assert client.probe(prompt(1, 37), ("tiny",)) == 0
 

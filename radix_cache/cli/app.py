@@ -12,7 +12,7 @@ from radix_cache.errors import RadixCacheError
 
 __all__ = ["app"]
 
-_COMMANDS = ("serve", "stats", "top", "tree", "leases", "replay", "sweep", "curve", "compare", "trace")
+_COMMANDS = ("serve", "route", "stats", "top", "tree", "leases", "replay", "sweep", "curve", "compare", "trace")
 
 
 class Commands(click.Group):

@@ -1,4 +1,8 @@
-"""``radix-cache stats``: what a running server says of itself, once or live."""
+"""``radix-cache stats``: what a running server says of itself, once or live.
+
+The live view outlives restarts: where there is no answer it says so, until there is one. Its exit status is that of its
+last round.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,17 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from radix_cache.cli.rates import rates_between, share
 from radix_cache.cli.remote import Address, connected, connecting
 from radix_cache.cli.show import count, duration, make_console, make_table, percent, plural, print_json
+from radix_cache.errors import RadixCacheError, ServiceUnavailable
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
 
     from radix_cache_service import Client
 
@@ -40,9 +45,11 @@ def stats(address: str, watch: bool, interval: float, num_rounds: int | None, as
             _show_once(client, address, as_json)
             return
         try:
-            _watch(client, address, interval, num_rounds, as_json)
+            is_answered = _watch(client, address, interval, num_rounds, as_json)
         except KeyboardInterrupt:
             return
+    if not is_answered:
+        raise SystemExit(1)
 
 
 def _show_once(client: Client, address: str, as_json: bool) -> None:
@@ -53,32 +60,62 @@ def _show_once(client: Client, address: str, as_json: bool) -> None:
         make_console().print(tables(address, client.describe(), now))
 
 
-def _watch(client: Client, address: str, interval: float, num_rounds: int | None, as_json: bool) -> None:
-    from rich.live import Live
+class _Round(NamedTuple):
+    """The figures, and what happened in a second since those before; or the error that came in their place."""
 
+    now: Any
+    rates: dict[str, float]
+    error: RadixCacheError | None = None
+
+
+def _watch(client: Client, address: str, interval: float, num_rounds: int | None, as_json: bool) -> bool:
+    """Show round after round; tell whether the last one had an answer."""
     console = make_console()
     rounds = _rounds(client, interval, num_rounds)
-    if as_json:
-        for now, rates in rounds:
-            print_json({**_as_dict(now), "rates": rates}, indent=None)
-    elif not console.is_terminal:
-        for now, rates in rounds:
-            click.echo(_line(now, rates))
-    else:
-        description = client.describe()
-        with Live(console=console, auto_refresh=False, screen=num_rounds is None) as live:
-            for now, rates in rounds:
-                live.update(tables(address, description, now, rates), refresh=True)
+    if not as_json and console.is_terminal:
+        return _watch_live(console, client.describe(), address, rounds, is_endless=num_rounds is None)
+    error: RadixCacheError | None = None
+    for now, rates, error in rounds:
+        if as_json:
+            said = {"error": _excuse(address, error)} if error else {**_as_dict(now), "rates": rates}
+            print_json(said, indent=None)
+        else:
+            click.echo(_excuse(address, error) if error else _line(now, rates))
+    return error is None
 
 
-def _rounds(client: Client, interval: float, num_rounds: int | None) -> Iterator[tuple[Any, dict[str, float]]]:
-    """Yield the figures every ``interval`` seconds, with what happened in a second since the last time."""
+def _watch_live(console: Console, description: Any, address: str, rounds: Iterator[_Round], is_endless: bool) -> bool:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
+    error: RadixCacheError | None = None
+    shown = Group()
+    with Live(console=console, auto_refresh=False, screen=is_endless) as live:
+        for now, rates, error in rounds:
+            if error is None:
+                shown = tables(address, description, now, rates)
+            live.update(Group(shown, Text(_excuse(address, error), style="red")) if error else shown, refresh=True)
+    return error is None
+
+
+def _rounds(client: Client, interval: float, num_rounds: int | None) -> Iterator[_Round]:
+    """Yield a round every ``interval`` seconds. Raises what the first look of all ends in."""
     before, number = client.stats(), 0
     while num_rounds is None or number < num_rounds:
         time.sleep(interval)
-        now = client.stats()
-        yield now, rates_between(before, now)
-        before, number = now, number + 1
+        try:
+            now = client.stats()
+        except RadixCacheError as error:
+            yield _Round(None, {}, error)
+        else:
+            yield _Round(now, rates_between(before, now))
+            before = now
+        number += 1
+
+
+def _excuse(address: str, error: RadixCacheError | None) -> str:
+    return f"{'no answer from' if isinstance(error, ServiceUnavailable) else 'refused by'} {address}: {error}"
 
 
 def _line(now: Any, rates: dict[str, float]) -> str:

@@ -1,7 +1,7 @@
 """``radix-cache top``: one or many servers at a glance, live.
 
 A server that does not answer, or refuses to, has a row that says so, and why below, until it does: the view outlives
-restarts.
+restarts. The exit status is 1 where the last round had figures of none.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def top(addresses: tuple[str, ...], interval: float, num_rounds: int | None) -> 
     from rich.live import Live
 
     console = make_console()
+    rows: list[_Row] = []
     with ExitStack() as stack:
         clients = [stack.enter_context(connected(address)) for address in addresses]
         rounds = _rounds(clients, interval, num_rounds)
@@ -58,12 +59,14 @@ def top(addresses: tuple[str, ...], interval: float, num_rounds: int | None) -> 
             if not console.is_terminal:
                 for rows in rounds:
                     console.print(overview(addresses, rows))
-                return
-            with Live(console=console, auto_refresh=False, screen=num_rounds is None) as live:
-                for rows in rounds:
-                    live.update(overview(addresses, rows), refresh=True)
+            else:
+                with Live(console=console, auto_refresh=False, screen=num_rounds is None) as live:
+                    for rows in rounds:
+                        live.update(overview(addresses, rows), refresh=True)
         except KeyboardInterrupt:
             return
+    if all(row.now is None for row in rows):
+        raise SystemExit(1)
 
 
 class _Row:

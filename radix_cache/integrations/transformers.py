@@ -94,7 +94,7 @@ class Generator:
     def _check_fit(self) -> int:
         """Return how many blocks requests can have."""
         pool, wanted, cache = self._pool, layout_of(self._model, self._pool.block_size), self._cache.describe()
-        self._epoch = getattr(self._cache, "epoch", None)  # a client's, of the server that was asked just now
+        epoch = getattr(self._cache, "epoch", None)  # a client's, of the server that was asked just now
         _check_same(pool, cache.pool_descriptor)
         if pool.device != self._model.device:
             raise InvalidArgument(f"the pool is on {pool.device} and the model on {self._model.device}")
@@ -110,6 +110,7 @@ class Generator:
         if cache.num_reserved_blocks < pool.num_reserved_blocks:
             here, there = pool.num_reserved_blocks, cache.num_reserved_blocks
             raise InvalidArgument(f"num_reserved_blocks is {here} in the pool and {there} in the cache")
+        self._epoch = epoch
         return int(cache.num_blocks - cache.num_reserved_blocks)
 
     # What callers do.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from radix_cache_service.client.aio import AsyncClient
     from radix_cache_service.client.blocking import Client
+    from radix_cache_service.client.router import AsyncRouted, AsyncRouter, NodeInfo, NodeScore, Routed, Router
     from radix_cache_service.client.tls import Tls
     from radix_cache_service.client.watches import WatchedEvents
     from radix_cache_service.config import ServerConfig
@@ -17,9 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "AsyncRouted",
+    "AsyncRouter",
     "BindError",
     "Client",
     "LayoutMismatch",
+    "NodeInfo",
+    "NodeScore",
+    "Routed",
+    "Router",
     "Server",
     "ServerConfig",
     "Tls",
@@ -29,9 +36,15 @@ __all__ = [
 
 _HOMES = {
     "AsyncClient": "client.aio",
+    "AsyncRouted": "client.router",
+    "AsyncRouter": "client.router",
     "BindError": "server",
     "Client": "client.blocking",
     "LayoutMismatch": "errors",
+    "NodeInfo": "client.router",
+    "NodeScore": "client.router",
+    "Routed": "client.router",
+    "Router": "client.router",
     "Server": "server",
     "ServerConfig": "config",
     "Tls": "client.tls",

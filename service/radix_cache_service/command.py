@@ -64,6 +64,8 @@ def serve(ctx: click.Context, /, config: str | None, check: bool, **settings: An
     Each setting is also an environment variable (--num-blocks: RADIX_CACHE_NUM_BLOCKS, lists separated by commas) and a
     key of the configuration file (num_blocks). A flag goes before a variable, a variable before a key.
     """
+    # Read as gRPC is imported, which some settings do; it would write out what peers send, whatever the log's form.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     given = {
         name: value for name, value in settings.items() if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
@@ -74,7 +76,6 @@ def serve(ctx: click.Context, /, config: str | None, check: bool, **settings: An
     if check:
         click.echo("the settings are good")
         return
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read as gRPC is imported; it would write out what peers send
     from radix_cache_service.server import serve as run_server  # noqa: PLC0415 - no gRPC for a usage error
 
     run_server(checked)

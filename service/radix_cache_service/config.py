@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from radix_cache import NamespaceLimit, PrefixCache
 from radix_cache.errors import InvalidArgument
@@ -19,16 +19,13 @@ from radix_cache.operations import Namespace, check_count, check_name, check_nam
 from radix_cache.pool_descriptor import PoolDescriptor
 from radix_cache.shares import make_shares
 from radix_cache.tokens import shown
-from radix_cache_service.access.addresses import check_address, check_host_and_port, is_local
+from radix_cache_service.access.addresses import check_address, check_host_and_port
 from radix_cache_service.access.limits import ClientLimits
-from radix_cache_service.access.tokens import TokenFile
+from radix_cache_service.access.secrets import Secured, check_secrets
 from radix_cache_service.clock import CallClock
 from radix_cache_service.events.settings import check_events
 
-if TYPE_CHECKING:
-    from radix_cache_service.access.certificates import Certificates
-
-__all__ = ["LOG_FORMATS", "LOG_LEVELS", "ServerConfig", "message_limit", "setting"]
+__all__ = ["LOG_FORMATS", "LOG_LEVELS", "ServerConfig", "check_logs", "message_limit", "setting"]
 
 _OVERHEAD_BYTES = 1024 * 1024
 _LEAST_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -64,7 +61,7 @@ def setting(default: Any, help_text: str, *flags: str, is_mode: bool = False, is
 
 
 @dataclass(frozen=True, slots=True)
-class ServerConfig:
+class ServerConfig(Secured):
     """A server's settings. Raises `InvalidArgument` that names the field and the value, whatever is wrong with it."""
 
     listen: tuple[str, ...] = setting(
@@ -113,6 +110,12 @@ class ServerConfig:
     events_topic: str = setting("kv", "Topic of the events over ZeroMQ; llm-d wants kv@HOST:PORT@MODEL.")
     events_format: str = setting("map", "How an event looks over ZeroMQ: map, or array for older readers.")
     events_rank: int = setting(0, "The data-parallel rank that events over ZeroMQ name.")
+    events_key_file: str | None = setting(
+        None, "ZeroMQ certificate with the secret key of the events' ports; they then speak CURVE and nothing else."
+    )
+    events_readers_dir: str | None = setting(
+        None, "Directory of the ZeroMQ certificates (*.key) of those who may read; unset, all who know the server's."
+    )
     allow_plaintext_events: bool = setting(
         False, "Let events, which have the prompts in them, cross a network over ZeroMQ."
     )
@@ -165,7 +168,7 @@ class ServerConfig:
         self._check_pool()
         self._check_telemetry()
         check_events(self)
-        self._check_secrets()
+        check_secrets(self)
         self.make_cache()  # checks all that the cache is made of
 
     def _check_pool(self) -> None:
@@ -178,6 +181,9 @@ class ServerConfig:
         for name, here in (("num_blocks", pool.num_blocks), ("block_size", pool.layout.block_size)):
             if getattr(self, name) != here:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}, and the pool_descriptor's pool has {here}")
+        if self.num_reserved_blocks < pool.num_reserved_blocks:  # engines pad into those
+            here, there = self.num_reserved_blocks, pool.num_reserved_blocks
+            raise InvalidArgument(f"num_reserved_blocks is {here}, and the pool_descriptor's pool keeps {there}")
         said = {"pool_epoch": pool.pool_id, "layout_fingerprint": pool.layout.fingerprint}
         for name, value in said.items():
             object.__setattr__(self, name, getattr(self, name) or value)
@@ -189,40 +195,11 @@ class ServerConfig:
         return None if self.pool_descriptor is None else PoolDescriptor.from_json(self.pool_descriptor)
 
     def _check_telemetry(self) -> None:
-        if self.metrics_listen is not None:
-            check_host_and_port(self.metrics_listen, "metrics_listen", "is not host:port")
+        check_logs(self.metrics_listen, self.log_format, self.log_level)
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise InvalidArgument(f"otlp_endpoint: {self.otlp_endpoint!r} is neither http://host:port nor https://...")
         if isinstance(self.trace_share, bool) or not 0 <= self.trace_share <= 1:
             raise InvalidArgument(f"trace_share is at least 0 and at most 1, not {self.trace_share!r}")
-        for name, known in (("log_format", LOG_FORMATS), ("log_level", LOG_LEVELS)):
-            if getattr(self, name) not in known:
-                raise InvalidArgument(f"{name} is one of {', '.join(known)}, not {getattr(self, name)!r}")
-
-    def _check_secrets(self) -> None:
-        self.make_certificates()
-        if self.make_tokens() is None or self.tls_certificate is not None or self.allow_plaintext_tokens:
-            return
-        for address in self.listen:
-            if not is_local(address):
-                raise InvalidArgument(
-                    f"tokens_file: tokens would come to {address} in the clear; set tls_certificate, listen on "
-                    "loopback or a unix socket, or set allow_plaintext_tokens"
-                )
-
-    def make_certificates(self) -> Certificates | None:
-        """Return the certificate of the TCP ports, read anew; None without TLS."""
-        if self.tls_certificate is None or self.tls_private_key is None:
-            if (self.tls_certificate, self.tls_private_key, self.tls_client_ca) != (None, None, None):
-                raise InvalidArgument("tls_certificate and tls_private_key go together, and tls_client_ca with both")
-            return None
-        from radix_cache_service.access.certificates import Certificates  # noqa: PLC0415 - no gRPC unless there is need
-
-        return Certificates(self.tls_certificate, self.tls_private_key, self.tls_client_ca)
-
-    def make_tokens(self) -> TokenFile | None:
-        """Return the tokens and what they grant, read anew; None where there are none."""
-        return None if self.tokens_file is None else TokenFile(self.tokens_file)
 
     @property
     def client_limits(self) -> ClientLimits:
@@ -252,6 +229,15 @@ class ServerConfig:
     def max_message_bytes(self) -> int:
         """The longest message of either direction."""
         return message_limit(self.max_tokens)
+
+
+def check_logs(metrics_listen: str | None, log_format: str, log_level: str) -> None:
+    """Raise `InvalidArgument` for a setting of that name that is wrong."""
+    if metrics_listen is not None:
+        check_host_and_port(metrics_listen, "metrics_listen", "is not host:port")
+    for name, said, known in (("log_format", log_format, LOG_FORMATS), ("log_level", log_level, LOG_LEVELS)):
+        if said not in known:
+            raise InvalidArgument(f"{name} is one of {', '.join(known)}, not {said!r}")
 
 
 def _read_limit(text: str) -> tuple[Namespace, NamespaceLimit]:

@@ -27,12 +27,12 @@ from radix_cache_service.wire import read_block_ids, read_tokens
 __all__ = [
     "Limits",
     "answer",
+    "fill_result",
     "lease_info_of",
     "namespace_stats_of",
     "node_of",
     "read_batch",
     "read_request",
-    "result_of",
     "stats_of",
 ]
 
@@ -73,28 +73,30 @@ def _optional(request: Any, name: str) -> Any:
 
 
 def _tokens(request: Any, limits: Limits) -> bytes:
-    num_tokens = max(len(request.tokens) // TOKEN_BYTES, len(request.token_ids))
+    packed, listed = request.tokens, request.token_ids  # once: each look makes a copy
+    num_tokens = max(len(packed) // TOKEN_BYTES, len(listed))
     if num_tokens > limits.max_tokens:
         raise InvalidTokens(f"a prompt has at most {limits.max_tokens} tokens here, not {num_tokens}")
-    return read_tokens(request.tokens, request.token_ids)
+    return read_tokens(packed, listed)
 
 
 def _match_prefix(request: pb.MatchPrefixRequest, limits: Limits) -> Operation:
+    has = request.HasField
     operation = operations.match_prefix(
         _tokens(request, limits),
         tuple(request.namespace),
-        _optional(request, "max_tokens"),
-        _optional(request, "num_tokens"),
-        _optional(request, "num_blocks"),
+        request.max_tokens if has("max_tokens") else None,
+        request.num_tokens if has("num_tokens") else None,
+        request.num_blocks if has("num_blocks") else None,
         request.parent_lease_id or None,
         request.lease_id or os.urandom(16).hex(),  # not the server's own series: its clients could guess each other's
     )
     limits.check_table(operation.num_tokens, operation.num_blocks)
-    if request.HasField("hints"):
+    if has("hints"):
         operation = operation._replace(hints=_hints(request.hints))
     if request.partial:
         operation = operation._replace(partial=True)
-    if request.HasField("pin_s"):
+    if has("pin_s"):
         operation = operation._replace(pin_s=check_seconds(request.pin_s, "pin_s"))
     return operation
 
@@ -160,15 +162,20 @@ _READERS: dict[type[Message], Callable[[Any, Limits], Operation]] = {
 }
 
 
-_NAMES = ("lease_id", "parent_lease_id", "engine_id")
+_NAMES: dict[type[Message], tuple[str, ...]] = {
+    kind: tuple(name for name in ("lease_id", "parent_lease_id", "engine_id") if name in kind.DESCRIPTOR.fields_by_name)
+    for kind in _READERS
+}
 
 
 def read_request(request: Message, limits: Limits) -> Operation:
     """Return the operation that a request asks for. Raises `InvalidArgument` and its kinds."""
-    for name in _NAMES:
-        if len(getattr(request, name, "")) > operations.MAX_NAME_LENGTH:  # would come back in a status, which is short
-            operations.check_name(getattr(request, name), name)
-    return _READERS[type(request)](request, limits)
+    kind = type(request)
+    for name in _NAMES[kind]:
+        value = getattr(request, name)
+        if len(value) > operations.MAX_NAME_LENGTH:  # would come back in a status, which is short
+            operations.check_name(value, name)
+    return _READERS[kind](request, limits)
 
 
 def read_batch(batch: pb.BatchRequest, limits: Limits) -> tuple[list[Any], list[Operation]]:
@@ -185,7 +192,7 @@ def read_batch(batch: pb.BatchRequest, limits: Limits) -> tuple[list[Any], list[
         request = getattr(item, verb) if verb else None
         requests.append(request)
         asked.append(_read_item(request, limits))
-    num_bytes = sum(_answer_bytes(operation, limits) for operation in asked)
+    num_bytes = _ANSWER_BYTES * len(asked) + _MOST_ID_BYTES * sum(_most_ids(operation, limits) for operation in asked)
     if num_bytes > limits.max_message_bytes:
         raise InvalidArgument(
             f"the answer to this batch could have {num_bytes} bytes, at most {limits.max_message_bytes} are sent"
@@ -202,20 +209,21 @@ def _read_item(request: Any, limits: Limits) -> Operation:
         return Invalid(error, request.lease_id if isinstance(request, pb.MatchPrefixRequest) else None)
 
 
-def _answer_bytes(operation: Operation, limits: Limits) -> int:
-    """How long the answer can get at most, about."""
-    num_ids = 0
-    if isinstance(operation, MatchPrefix):
-        num_ids = len(operation.tokens) // TOKEN_BYTES // limits.block_size
-        if operation.parent_id:
-            num_ids += min(limits.max_tokens // limits.block_size, limits.num_blocks)
-        if operation.num_tokens is not None or operation.num_blocks is not None:
-            num_ids += limits.most_added(operation.num_tokens, operation.num_blocks)
-    elif isinstance(operation, operations.Insert):
-        num_ids = 2 * (len(operation.tokens) // TOKEN_BYTES // limits.block_size)
-    elif isinstance(operation, operations.Allocate):
-        num_ids = limits.most_added(operation.num_tokens, operation.num_blocks)
-    return _ANSWER_BYTES + _MOST_ID_BYTES * num_ids
+def _most_ids(operation: Operation, limits: Limits) -> int:
+    """How many ids the answer can have at most."""
+    kind = type(operation)
+    if kind is operations.Allocate:
+        return limits.most_added(operation.num_tokens, operation.num_blocks)  # type: ignore[union-attr]
+    if kind is operations.Insert:
+        return 2 * (len(operation.tokens) // TOKEN_BYTES // limits.block_size)  # type: ignore[union-attr]
+    if not isinstance(operation, MatchPrefix):
+        return 0
+    num_ids = len(operation.tokens) // TOKEN_BYTES // limits.block_size
+    if operation.parent_id:
+        num_ids += min(limits.max_tokens // limits.block_size, limits.num_blocks)
+    if operation.num_tokens is not None or operation.num_blocks is not None:
+        num_ids += limits.most_added(operation.num_tokens, operation.num_blocks)
+    return num_ids
 
 
 # Answers.
@@ -229,52 +237,90 @@ def _is_repeated(request: Any) -> bool:
     return bool(getattr(request, "token_ids", ())) and not request.tokens
 
 
-def _ids(request: Any, names: tuple[str, str], ids: array[int]) -> dict[str, Any]:
-    """Return the ids under the field of the request's format; ``names`` are the packed and the repeated one."""
-    return {names[1]: ids} if _is_repeated(request) else {names[0]: ids.tobytes()}
+def _fill_match(message: Any, request: Any, lease: Lease) -> None:
+    message.lease_id = lease.lease_id
+    message.num_cached_tokens = lease.num_cached_tokens
+    if _is_repeated(request):
+        message.block_table_ids.extend(lease.block_table)
+    else:
+        message.block_table = lease.block_table.tobytes()
+    if lease.partial_block_id is not None:
+        message.partial_block_id = lease.partial_block_id
+        message.num_partial_tokens = lease.num_partial_tokens
+    if request.parent_lease_id:
+        message.namespace.extend(lease.namespace)
 
 
-def _matched(request: Any, lease: Lease) -> Message:
-    ids = _ids(request, ("block_table", "block_table_ids"), lease.block_table)
-    namespace = lease.namespace if request.parent_lease_id else ()
-    return pb.MatchPrefixResponse(
-        lease_id=lease.lease_id,
-        num_cached_tokens=lease.num_cached_tokens,
-        namespace=namespace,
-        partial_block_id=lease.partial_block_id,
-        num_partial_tokens=lease.num_partial_tokens,
-        **ids,
-    )
+def _fill_allocation(message: Any, request: Any, added: array[int]) -> None:
+    if _is_repeated(request):
+        message.added_block_ids.extend(added)
+    else:
+        message.added_blocks = added.tobytes()
 
 
-def _allocated(request: Any, added: array[int]) -> Message:
-    return pb.AllocateResponse(**_ids(request, ("added_blocks", "added_block_ids"), added))
+def _fill_insert(message: Any, request: Any, result: InsertResult) -> None:
+    message.num_cached_tokens = result.num_cached_tokens
+    if _is_repeated(request):
+        message.block_ids.extend(result.block_ids)
+        message.redundant_block_ids.extend(result.redundant_block_ids)
+    else:
+        message.blocks = result.block_ids.tobytes()
+        message.redundant_blocks = result.redundant_block_ids.tobytes()
 
 
-def _inserted(request: Any, result: InsertResult) -> Message:
-    return pb.InsertResponse(
-        num_cached_tokens=result.num_cached_tokens,
-        **_ids(request, ("blocks", "block_ids"), result.block_ids),
-        **_ids(request, ("redundant_blocks", "redundant_block_ids"), result.redundant_block_ids),
-    )
+def _fill_probe(message: Any, _: object, num_tokens: int) -> None:
+    message.num_cached_tokens = num_tokens
 
 
-_ANSWERS: dict[type[Message], tuple[str, Callable[[Any, Any], Message]]] = {
-    pb.MatchPrefixRequest: ("match_prefix", _matched),
-    pb.AllocateRequest: ("allocate", _allocated),
-    pb.InsertRequest: ("insert", _inserted),
-    pb.FreeRequest: ("free", lambda _, __: pb.FreeResponse()),
-    pb.ReleaseRequest: ("release", lambda _, __: pb.ReleaseResponse()),
-    pb.RenewRequest: ("renew", lambda _, __: pb.RenewResponse()),
-    pb.ProbeRequest: ("probe", lambda _, num_tokens: pb.ProbeResponse(num_cached_tokens=num_tokens)),
-    pb.EvictRequest: ("evict", lambda _, num_blocks: pb.EvictResponse(num_evicted_blocks=num_blocks)),
-    pb.ResetRequest: ("reset", lambda _, __: pb.ResetResponse()),
+def _fill_eviction(message: Any, _: object, num_blocks: int) -> None:
+    message.num_evicted_blocks = num_blocks
+
+
+def _fill_nothing(*_: object) -> None:
+    pass
+
+
+class _Answer(NamedTuple):
+    """The answer to one kind of request: its message, the field that it has in a batch, and what fills it in.
+
+    It is filled in where it stands, alone or in the answer to a batch: messages are copied wherever they are put.
+    """
+
+    kind: type[Message]
+    field: str
+    fill: Callable[[Any, Any, Any], None]
+
+
+_ANSWERS: dict[type[Message], _Answer] = {
+    pb.MatchPrefixRequest: _Answer(pb.MatchPrefixResponse, "match_prefix", _fill_match),
+    pb.AllocateRequest: _Answer(pb.AllocateResponse, "allocate", _fill_allocation),
+    pb.InsertRequest: _Answer(pb.InsertResponse, "insert", _fill_insert),
+    pb.FreeRequest: _Answer(pb.FreeResponse, "free", _fill_nothing),
+    pb.ReleaseRequest: _Answer(pb.ReleaseResponse, "release", _fill_nothing),
+    pb.RenewRequest: _Answer(pb.RenewResponse, "renew", _fill_nothing),
+    pb.ProbeRequest: _Answer(pb.ProbeResponse, "probe", _fill_probe),
+    pb.EvictRequest: _Answer(pb.EvictResponse, "evict", _fill_eviction),
+    pb.ResetRequest: _Answer(pb.ResetResponse, "reset", _fill_nothing),
 }
 
 
 def answer(request: Any, value: Any) -> Any:
     """Return the answer message for what an operation returned, without the server's state."""
-    return _ANSWERS[type(request)][1](request, value)
+    kind, _, fill = _ANSWERS[type(request)]
+    message = kind()
+    fill(message, request, value)
+    return message
+
+
+def fill_result(result: pb.OperationResult, request: Any, outcome: Outcome) -> None:
+    """Fill in one item of a batch's answer."""
+    if outcome.error is not None:
+        result.error.CopyFrom(to_status(outcome.error))
+        return
+    _, field, fill = _ANSWERS[type(request)]
+    message = getattr(result, field)
+    message.SetInParent()  # there may be nothing to fill in
+    fill(message, request, outcome.value)
 
 
 def node_of(row: TreeNode) -> pb.TreeNode:
@@ -318,11 +364,3 @@ def namespace_stats_of(stats: NamespaceStats) -> pb.NamespaceStats:
 def lease_info_of(info: LeaseInfo) -> pb.LeaseInfo:
     """Return one row of a list of leases."""
     return pb.LeaseInfo(**{item.name: getattr(info, item.name) for item in fields(info)})
-
-
-def result_of(request: Any, outcome: Outcome) -> pb.OperationResult:
-    """Return one item of a batch's answer."""
-    if outcome.error is not None:
-        return pb.OperationResult(error=to_status(outcome.error))
-    field, make = _ANSWERS[type(request)]
-    return pb.OperationResult(**{field: make(request, outcome.value)})  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from radix_cache.errors import (
     LeaseExpired,
     LimitExceeded,
     NotConnected,
+    OldSeq,
     PermissionDenied,
     PoolExhausted,
     RadixCacheError,
@@ -82,6 +83,12 @@ def _exhausted(message: str, details: Mapping[str, str]) -> PoolExhausted:
     if "retry_after_s" in details:
         return PoolInUse(needed, float(details["retry_after_s"]))
     return PoolExhausted(needed, int(details["available"]), message.partition(": ")[2])
+
+
+def _invalid(message: str, details: Mapping[str, str]) -> InvalidArgument:
+    if "last" in details:
+        return OldSeq(message, int(details["seq"]), int(details["last"]))
+    return InvalidArgument(message)
 
 
 class _Row(NamedTuple):
@@ -172,8 +179,8 @@ _TABLE = (
         InvalidArgument,
         grpc.StatusCode.INVALID_ARGUMENT,
         "INVALID_ARGUMENT",
-        (),
-        lambda text, _: InvalidArgument(text),
+        ("seq", "last"),
+        _invalid,
     ),
 )
 _BY_REASON = {row.reason: row for row in _TABLE}

@@ -30,6 +30,10 @@ class Health(health.aio.HealthServicer):
         await self.set("", _States.NOT_SERVING)
         await self.set(self._service, _States.NOT_SERVING)
 
+    async def alive(self) -> None:
+        """Alive; it is said elsewhere whether it is to be sent calls."""
+        await self.set("", _States.SERVING)
+
     async def ready(self) -> None:
         """Alive, and to be sent calls."""
         await self.set("", _States.SERVING)

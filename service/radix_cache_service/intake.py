@@ -47,16 +47,16 @@ class Registry:
     def _wrapped(self, name: str, behavior: Callable[..., Any], is_stream: bool) -> Callable[..., Any]:
         """Return the method with a check before it, in the form that it has: a generator or a coroutine."""
 
-        async def checked(request: Any, context: Any) -> Any:
+        async def answer(request: Any, context: Any) -> Any:
             if request is MALFORMED:
                 await self._refuse(name, context)
-            return self._messages(name, request, context) if is_stream else request
-
-        async def answer(request: Any, context: Any) -> Any:
-            return await behavior(await checked(request, context), context)
+            return await behavior(self._messages(name, request, context) if is_stream else request, context)
 
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with aclosing(behavior(await checked(request, context), context)) as responses:
+            if request is MALFORMED:
+                await self._refuse(name, context)
+            messages = self._messages(name, request, context) if is_stream else request
+            async with aclosing(behavior(messages, context)) as responses:
                 async for response in responses:
                     yield response
 

@@ -24,7 +24,7 @@ from radix_cache_service.waiting import WaitingLine
 
 __all__ = ["Runner"]
 
-_LAST_WORD_S = 0.05
+_LAST_WORD_S = 0.25
 _NUM_STEP_BLOCKS = 8192  # an eviction lets others in after this many
 _NUM_STEP_LEASES = 256  # and so does the end of an engine
 _SETTLED_EVERY = 2000  # calls between two rests of the garbage collector
@@ -113,21 +113,27 @@ class Runner:
         """Serve at once what needs no blocks, and refuse what waiting does not help; else raise `PoolExhausted`."""
         if self.guard is None:
             return self.ledger.without_blocks(operation, engine_id)
+        engine_id = self.guard.engine(engine_id)
         self.guard.check(operation)
-        value = self.ledger.without_blocks(operation, self.guard.engine(engine_id))
+        value = self.ledger.without_blocks(operation, engine_id)
         self.guard.done(operation, value)
         return value
 
     def _answered(self, request: Any, value: Any) -> Any:
         response = answer(request, value)
-        response.state.CopyFrom(self.state())
+        self._say_state(response)
         return response
+
+    def _say_state(self, response: Any) -> None:
+        state = response.state
+        state.epoch, state.num_available_blocks = self.epoch, self.cache.num_available_blocks
 
     def _run(self, operation: Operation, engine_id: str) -> Any:
         if self.guard is None:
             return self.ledger.one(operation, engine_id)
+        engine_id = self.guard.engine(engine_id)
         self.guard.check(operation)
-        value = self.ledger.one(operation, self.guard.engine(engine_id))
+        value = self.ledger.one(operation, engine_id)
         self.guard.done(operation, value)
         return value
 
@@ -179,7 +185,6 @@ class Runner:
     async def evict(self, request: pb.EvictRequest) -> pb.EvictResponse:
         """Evict piece by piece."""
         operation: Any = self._allowed(request)
-        self._hear(request.engine_id)
         num_evicted = 0
         while num_evicted < operation.num_blocks:
             piece: int = self.ledger.one(Evict(min(operation.num_blocks - num_evicted, _NUM_STEP_BLOCKS)), "")
@@ -192,7 +197,6 @@ class Runner:
     async def reset(self, request: pb.ResetRequest) -> pb.ResetResponse:
         """Reset piece by piece, to the end even if the caller leaves: what is out of sight has to be freed."""
         operation: Any = self._allowed(request)
-        self._hear(request.engine_id)
         sweep = asyncio.create_task(self._sweep(operation))
         self._sweeps.add(sweep)
         sweep.add_done_callback(self._sweeps.discard)
@@ -204,30 +208,32 @@ class Runner:
             await asyncio.sleep(0)
 
     def _allowed(self, request: Any) -> Operation:
+        """Return what a request asks for, if it may; its engine has been heard of then."""
         operation = read_request(request, self._limits)
+        engine_id = self._engine(request.engine_id)
         if self.guard is not None:
             self.guard.check(operation)
-        return operation
-
-    def _hear(self, engine_id: str) -> None:
         if engine_id:
-            self.ledger.heard(self._engine(engine_id))
+            self.ledger.heard(engine_id)
+        return operation
 
     def _engine(self, engine_id: str) -> str:
         return engine_id if self.guard is None else self.guard.engine(engine_id)
 
     # Many operations.
 
-    def batch(self, batch: pb.BatchRequest) -> pb.BatchResponse:
-        """Run a batch; raise what is wrong with it as a whole."""
+    def batch(self, batch: pb.BatchRequest, response: pb.BatchResponse) -> None:
+        """Run a batch and fill in its answer; raise what is wrong with it as a whole."""
         requests, asked = read_batch(batch, self._limits)
-        batch.engine_id = self._engine(batch.engine_id)
         if self.guard is not None:
+            batch.engine_id = self._engine(batch.engine_id)
             asked = self.guard.check_all(asked)
-        results = self.ledger.batch(batch, requests, asked)
-        return pb.BatchResponse(state=self.state(), results=results, seq=batch.seq)
+        self.ledger.batch(batch, requests, asked, response)
+        self._say_state(response)
+        response.seq = batch.seq
 
     def _watch(self, operation: Operation, outcome: Outcome, result: pb.OperationResult) -> None:
         if self.guard is not None and outcome.error is None:
             self.guard.done(operation, outcome.value)
-        self._metrics.record_operation(type(operation).__name__, result.error.code)
+        code = 0 if outcome.error is None else result.error.code
+        self._metrics.record_operation(type(operation).__name__, code)

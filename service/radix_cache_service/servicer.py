@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from functools import partial
+from types import CoroutineType
 from typing import Any
 
 import grpc
@@ -71,22 +72,23 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
 
     # Every unary call goes through here.
 
-    async def _answer(self, method: str, context: ServicerContext[Any, Any], make: Callable[[], Awaitable[Any]]) -> Any:
-        """Return what ``make`` returns; or, with the status of its error set, None, which grpc does not send."""
-        return await self._answer_call(self.metrics.call(method, context), context, make)
+    def _answer(self, method: str, context: ServicerContext[Any, Any], make: Callable[[], Any]) -> Awaitable[Any]:
+        """Return what ``make`` returns, or the coroutine that it returns; or, with the status of its error set, None,
+        which grpc does not send.
+        """
+        return self._answer_call(self.metrics.call(method, context, self.runner.after_call), context, make)
 
-    async def _answer_call(
-        self, call: Call, context: ServicerContext[Any, Any], make: Callable[[], Awaitable[Any]]
-    ) -> Any:
+    async def _answer_call(self, call: Call, context: ServicerContext[Any, Any], make: Callable[[], Any]) -> Any:
         """Do the same, and note it in ``call``."""
-        with self._ended(call):
+        with call:
             remaining = context.time_remaining()
             if remaining is not None and remaining <= 0:
                 call.code = "DEADLINE_EXCEEDED"
                 text = "the call's deadline had passed when it arrived"
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
             try:
-                return await make()
+                made = make()
+                return await made if type(made) is CoroutineType else made
             except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
                 status = to_status(error)
                 error.__traceback__ = None  # its frames hold it
@@ -105,30 +107,17 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
             context.set_details(status.message)
             return None
 
-    @contextmanager
-    def _ended(self, call: Call) -> Iterator[None]:
-        """Note a call when it ends; then let others have a turn."""
-        try:
-            with call:
-                yield
-        finally:
-            self.runner.after_call()
-
-    async def _verb(self, method: str, request: Any, context: ServicerContext[Any, Any]) -> Any:
+    def _verb(self, method: str, request: Any, context: ServicerContext[Any, Any]) -> Awaitable[Any]:
         """Serve a verb that is one operation and does not wait."""
+        return self._answer(method, context, partial(self.runner.verb, request))
 
-        async def run() -> Any:
-            return self.runner.verb(request)
-
-        return await self._answer(method, context, run)
-
-    async def _patient_verb(self, method: str, request: Any, context: ServicerContext[Any, Any]) -> Any:
+    def _patient_verb(self, method: str, request: Any, context: ServicerContext[Any, Any]) -> Awaitable[Any]:
         """Serve a verb that waits for blocks if it is asked to."""
         if not request.wait:
-            return await self._verb(method, request, context)
-        call = self.metrics.call(method, context)
+            return self._verb(method, request, context)
+        call = self.metrics.call(method, context, self.runner.after_call)
         run = partial(self.runner.verb_with_patience, request, context.time_remaining(), call.waited)
-        return await self._answer_call(call, context, run)
+        return self._answer_call(call, context, run)
 
     async def MatchPrefix(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         return await self._patient_verb("MatchPrefix", request, context)
@@ -151,11 +140,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
     async def Renew(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         if request.lease_id:
             return await self._verb("Renew", request, context)
-
-        async def run() -> Any:
-            return self.runner.heartbeat(request.engine_id)
-
-        return await self._answer("Renew", context, run)
+        return await self._answer("Renew", context, partial(self.runner.heartbeat, request.engine_id))
 
     async def Evict(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         return await self._answer("Evict", context, partial(self.runner.evict, request))
@@ -166,8 +151,10 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
     # Many operations at once.
 
     async def Batch(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
-        async def run() -> Any:
-            return self.runner.batch(request)
+        def run() -> Any:
+            response = pb.BatchResponse()
+            self.runner.batch(request, response)
+            return response
 
         return await self._answer("Batch", context, run)
 
@@ -188,12 +175,13 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
 
     def _answer_batch(self, request: Any, context: ServicerContext[Any, Any]) -> pb.SessionResponse:
         """Run a batch of a stream; one that is refused as a whole does not end it."""
-        call = self.metrics.call("Session", context)
-        with self._ended(call):
+        with self.metrics.call("Session", context, self.runner.after_call) as call:
             try:
                 if request is MALFORMED:
                     raise InvalidArgument("the bytes are no SessionRequest")
-                return pb.SessionResponse(batch=self.runner.batch(request.batch))
+                response = pb.SessionResponse()
+                self.runner.batch(request.batch, response.batch)
+                return response
             except Exception as error:  # noqa: BLE001 - the boundary: nothing but a status leaves here
                 status = to_status(error)
                 call.code = code_of(status.code).name
@@ -202,7 +190,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
     # What the server says of itself.
 
     async def GetStats(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
-        async def run() -> Any:
+        def run() -> Any:
             self.runner.tick()
             said = stats_of(self.cache.stats())
             if request.max_namespaces:
@@ -222,9 +210,10 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
         return await self._answer("GetStats", context, run)
 
     async def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
-        async def run() -> Any:
+        def run() -> Any:
             self._check_layout(request)
             said = self.cache.describe()
+            events = self._event_addresses()
             return pb.DescribeResponse(
                 state=self.runner.state(),
                 block_size=said.block_size,
@@ -238,10 +227,24 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
                 layout_fingerprint=self._config.layout_fingerprint,
                 pool_epoch=self._config.pool_epoch,
                 pool_descriptor=self._config.pool_descriptor,
+                events_address=events[0],
+                events_replay_address=events[1],
+                events_rank=self._config.events_rank,
+                events_encrypted=self._config.events_key_file is not None,
                 version=radix_cache.__version__,
             )
 
         return await self._answer("Describe", context, run)
+
+    def _event_addresses(self) -> tuple[str, str]:
+        """Return where the events are over ZeroMQ, to a caller who may read them: nothing there asks for a token."""
+        try:
+            if self.runner.guard is not None:
+                self.runner.guard.check_stream("WatchEvents")
+        except RadixCacheError:
+            return "", ""
+        publisher, replay = self.events.addresses or ("", "")
+        return publisher, replay
 
     def _check_layout(self, request: pb.DescribeRequest) -> None:
         for name in ("block_size", "layout_fingerprint", "pool_epoch"):
@@ -252,7 +255,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
     async def DumpTree(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """Send the rows in pieces. They are of one moment."""
 
-        async def run() -> Any:
+        def run() -> Any:
             return self.runner.dump(
                 tuple(request.namespace),
                 min(request.max_nodes or _MAX_DUMPED_NODES, _MAX_DUMPED_NODES),
@@ -266,7 +269,7 @@ class Servicer(pb_grpc.PrefixCacheServiceServicer):
     async def ListLeases(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """Send the leases in pieces. They are of one moment."""
 
-        async def run() -> Any:
+        def run() -> Any:
             return self.runner.leases(request.engine_id)
 
         leases = await self._answer("ListLeases", context, run) or ()

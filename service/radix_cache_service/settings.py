@@ -1,8 +1,8 @@
 """Where settings come from: a flag before an environment variable before a key of a TOML file before the default.
 
-All of it is derived from the fields of `ServerConfig`. Whatever is wrong is an `InvalidArgument` that names the value
-and the flag, the variable, or the file and the key: an unknown key is refused as much as a bad one, since what was
-misspelt would otherwise leave its default in force.
+All of it is derived from the fields of a dataclass, `ServerConfig` for a server. Whatever is wrong is an
+`InvalidArgument` that names the value and the flag, the variable, or the file and the key: an unknown key is refused as
+much as a bad one, since what was misspelt would otherwise leave its default in force.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from radix_cache.errors import InvalidArgument
 from radix_cache_service.config import ServerConfig
 
-__all__ = ["CONFIG_VARIABLE", "SETTINGS", "Setting", "read_settings", "settings_of"]
+__all__ = ["CONFIG_VARIABLE", "SETTINGS", "Setting", "Settings", "read_settings", "settings_of"]
+
+C = TypeVar("C")
 
 _PREFIX = "RADIX_CACHE_"
-CONFIG_VARIABLE = f"{_PREFIX}CONFIG"
-# Not settings: where the tests find their traces, what the commands that connect are told, and what Kubernetes tells of
-# services named radix-cache-something.
-_OTHERS = re.compile(r"TRACES|CLIENT_.*|(?:.*_)?(?:SERVICE_HOST|SERVICE_PORT(?:_.*)?|PORT(?:_\d+_.*)?)")
+# Not settings: where the tests find their traces, what the commands that connect are told, what a router is, and what
+# Kubernetes tells of services named radix-cache-something.
+_OTHERS = re.compile(r"TRACES|(?:CLIENT|ROUTE)_.*|(?:.*_)?(?:SERVICE_HOST|SERVICE_PORT(?:_.*)?|PORT(?:_\d+_.*)?)")
 _TRUTHS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of `ServerConfig` as the world outside sees it.
+    """One field of a dataclass of settings as the world outside sees it.
 
-    kind: the type of its value, or of each of its values if ``is_list``. flags: its own name first.
+    kind: the type of its value, or of each of its values if ``is_list``. flags: its own name first. variable: the
+    environment variable.
     """
 
     name: str
@@ -43,11 +45,7 @@ class Setting:
     default: Any
     help_text: str
     flags: tuple[str, ...]
-
-    @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return _PREFIX + self.name.upper()
+    variable: str
 
     def parse(self, text: str) -> Any:
         """Return the value that ``text`` says, one of a list's. Raises `InvalidArgument`."""
@@ -90,8 +88,8 @@ class Setting:
         raise InvalidArgument(f"{value!r} is not {self._noun}")
 
 
-def settings_of(config: type[Any]) -> Iterator[Setting]:
-    """Yield the settings that a dataclass of `setting` fields has."""
+def settings_of(config: type[Any], prefix: str = _PREFIX) -> Iterator[Setting]:
+    """Yield the settings that a dataclass of `setting` fields has. prefix: of their environment variables."""
     hints = get_type_hints(config)
     for item in fields(config):
         hint = hints[item.name]
@@ -107,49 +105,59 @@ def settings_of(config: type[Any]) -> Iterator[Setting]:
             default=item.default,
             help_text=known["help"],
             flags=("--" + item.name.replace("_", "-"), *known["flags"]),
+            variable=prefix + item.name.upper(),
         )
 
 
-SETTINGS = {setting.name: setting for setting in settings_of(ServerConfig)}
-_SAYABLE = {name: setting for name, setting in SETTINGS.items() if not setting.is_hidden}
+class Settings(Generic[C]):
+    """All settings of a dataclass, and where they may come from. by_name: with those that are hidden.
 
-
-def read_settings(given: Mapping[str, Any], environ: Mapping[str, str], file: str | None = None) -> ServerConfig:
-    """Return the settings ``given`` (by flags) over those of the environment over those of ``file`` over the defaults.
-
-    file: a TOML file; where it is None, the one that RADIX_CACHE_CONFIG names. An empty variable is as good as none.
-    Raises `InvalidArgument`.
+    prefix: of the environment variables. config_variable: the one that names a TOML file.
     """
-    file = file or environ.get(CONFIG_VARIABLE)
-    found = [*_of_file(Path(file))] if file else []
-    found += _of_environment(environ)
-    found += [(name, value, SETTINGS[name].flags[0]) for name, value in given.items()]
-    values = {name: value for name, value, _ in found}
-    try:
-        return ServerConfig(**values)
-    except InvalidArgument as error:
-        origins = {name: origin for name, _, origin in found}
-        named = [origins[word] for word in re.findall(r"\w+", str(error)) if word in origins]
-        raise InvalidArgument(f"{error} ({', '.join(dict.fromkeys(named))})" if named else str(error)) from error
 
+    def __init__(self, config: type[C], prefix: str) -> None:
+        self.by_name = {setting.name: setting for setting in settings_of(config, prefix)}
+        self.config_variable = f"{prefix}CONFIG"
+        self._config = config
+        self._prefix = prefix
+        self._sayable = {name: setting for name, setting in self.by_name.items() if not setting.is_hidden}
 
-def _of_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    for variable, text in environ.items():
-        if not variable.startswith(_PREFIX) or not text or variable == CONFIG_VARIABLE:
-            continue
-        setting = _SAYABLE.get(variable.removeprefix(_PREFIX).lower())
-        if setting is not None and setting.variable == variable:
-            yield setting.name, _said_by(variable, setting.parse_variable, text), variable
-        elif not _OTHERS.fullmatch(variable.removeprefix(_PREFIX)):
-            _refuse(f"environment variable {variable}", variable, [known.variable for known in _SAYABLE.values()])
+    def read(self, given: Mapping[str, Any], environ: Mapping[str, str], file: str | None = None) -> C:
+        """Return the settings ``given`` (by flags) over those of the environment over those of ``file`` over the
+        defaults.
 
+        file: a TOML file; where it is None, the one that `config_variable` names. An empty variable is as good as none.
+        Raises `InvalidArgument`.
+        """
+        file = file or environ.get(self.config_variable)
+        found = [*self._of_file(Path(file))] if file else []
+        found += self._of_environment(environ)
+        found += [(name, value, self.by_name[name].flags[0]) for name, value in given.items()]
+        values = {name: value for name, value, _ in found}
+        try:
+            return self._config(**values)
+        except InvalidArgument as error:
+            origins = {name: origin for name, _, origin in found}
+            named = [origins[word] for word in re.findall(r"\w+", str(error)) if word in origins]
+            raise InvalidArgument(f"{error} ({', '.join(dict.fromkeys(named))})" if named else str(error)) from error
 
-def _of_file(path: Path) -> Iterator[tuple[str, Any, str]]:
-    for key, value in _read_toml(path).items():
-        if key not in _SAYABLE:
-            _refuse(f"key {key!r} in {path}", key, list(_SAYABLE))
-        origin = f"{key} in {path}"
-        yield key, _said_by(origin, _SAYABLE[key].check_key, value), origin
+    def _of_environment(self, environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+        for variable, text in environ.items():
+            if not variable.startswith(self._prefix) or not text or variable == self.config_variable:
+                continue
+            setting = self._sayable.get(variable.removeprefix(self._prefix).lower())
+            if setting is not None and setting.variable == variable:
+                yield setting.name, _said_by(variable, setting.parse_variable, text), variable
+            elif not _OTHERS.fullmatch(variable.removeprefix(self._prefix)):
+                known = [setting.variable for setting in self._sayable.values()]
+                _refuse(f"environment variable {variable}", variable, known)
+
+    def _of_file(self, path: Path) -> Iterator[tuple[str, Any, str]]:
+        for key, value in _read_toml(path).items():
+            if key not in self._sayable:
+                _refuse(f"key {key!r} in {path}", key, list(self._sayable))
+            origin = f"{key} in {path}"
+            yield key, _said_by(origin, self._sayable[key].check_key, value), origin
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -171,3 +179,9 @@ def _said_by(origin: str, parse: Callable[[Any], Any], value: Any) -> Any:
 def _refuse(what: str, name: str, known: list[str]) -> None:
     close = get_close_matches(name, known, 1)
     raise InvalidArgument(f"unknown {what}" + (f"; did you mean {close[0]}?" if close else ""))
+
+
+_SERVER = Settings(ServerConfig, _PREFIX)
+SETTINGS = _SERVER.by_name
+CONFIG_VARIABLE = _SERVER.config_variable
+read_settings = _SERVER.read

@@ -30,7 +30,7 @@ from .settings import Settings
 from .watchers import check_statuses, check_sums
 
 _MAX_NODES = 100_000
-_WALK_S = 20.0
+_WALK_S = 60.0
 
 
 class Census:

@@ -30,9 +30,9 @@ from .request import Violation
 from .settings import Folder, Settings
 from .watchers import Scraper
 
-_STUCK_S = 30.0
+_STUCK_S = 60.0
 _LAST_KILL_SHARE = 0.6  # of the run; in the rest one server lives long enough for its memory to be measured
-_SETTLED_S = 20.0
+_SETTLED_S = 60.0
 
 
 class Conductor:

@@ -12,7 +12,7 @@ from .processes import EngineProcess
 from .request import Violation
 from .settings import Folder
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 class Gate:

@@ -20,7 +20,7 @@ from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from .memory import first_digest, next_digest
 from .request import Violation
 
-_LATE_S = 10.0
+_LATE_S = 60.0
 
 
 class Mirror(threading.Thread):

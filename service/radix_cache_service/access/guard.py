@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from radix_cache import Lease, PrefixCache
+from radix_cache import PrefixCache
 from radix_cache.errors import InvalidArgument, PermissionDenied, RadixCacheError, Unauthenticated, UnknownLease
 from radix_cache.operations import (
     MAX_NAME_LENGTH,
@@ -26,8 +26,9 @@ from radix_cache.operations import (
     opened_by,
 )
 from radix_cache.stats import TreeNode
+from radix_cache_service.access.kept import KeptLeases
 from radix_cache_service.access.limits import Client, ClientLimits, Clients, client_of
-from radix_cache_service.access.rules import require
+from radix_cache_service.access.rules import RULES, Rule, require
 from radix_cache_service.access.tokens import EVERYTHING, Grant, TokenFile, digest_of
 from radix_cache_service.config import ServerConfig
 
@@ -60,13 +61,23 @@ _caller: ContextVar[Caller] = ContextVar("caller")
 
 
 class Guard:
-    """Stands before one cache, on its event loop. tokens: None where everybody may do everything, within the limits."""
+    """Stands before one cache, on its event loop. tokens: None where everybody may do everything, within the limits.
 
-    def __init__(self, tokens: TokenFile | None, limits: ClientLimits, cache: PrefixCache) -> None:
+    rules: what each method needs.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenFile | None,
+        limits: ClientLimits,
+        cache: PrefixCache,
+        rules: Mapping[str, Rule] = RULES,
+    ) -> None:
         self.tokens = tokens
+        self._rules = rules
         self._clients = Clients(limits, cache)
         self._cache = cache
-        self._leases: Mapping[str, Lease] = cache._executor.leases.by_id
+        self._kept = KeptLeases(cache, None if tokens is None else tokens.names)
 
     def refresh(self) -> None:
         """Look whether the tokens were changed. To be called every now and then."""
@@ -81,13 +92,15 @@ class Guard:
         if self.tokens is not None:
             caller.digest = digest_of(_bearer(metadata))
             self._look_up(caller, self.tokens)
-        require(method, caller.grant)
+        require(method, caller.grant, self._rules)
         _caller.set(caller)
         return caller
 
     def enter(self, caller: Caller, context: Any, is_stream: bool) -> None:
         """Count a call while it lasts, up to `leave`. Raises `LimitExceeded`."""
         client = caller.client = self._clients.get(caller.grant.name or client_of(context))
+        for info in self._kept.of_owner(caller.grant.name) if self.tokens is not None else ():
+            self._clients.opened(client, info)
         if is_stream:
             self._clients.limits.check("max_streams_per_client", client.num_streams)
             client.num_streams += 1
@@ -125,12 +138,17 @@ class Guard:
         """Return the name under which the cache knows the caller's engine: nobody keeps another's leases alive, or
         asks for the answers to its batches.
         """
-        if self.tokens is None or not engine_id:
+        if not engine_id:
+            return engine_id
+        if self.tokens is None:
+            for info in self._kept.of_owner(engine_id):
+                self._clients.opened(_caller.get().client, info)
             return engine_id
         name = f"{self._current().grant.name}/{engine_id}"
         if len(name) > MAX_NAME_LENGTH:
             most = MAX_NAME_LENGTH - len(name) + len(engine_id)
             raise InvalidArgument(f"engine_id has at most {most} characters with this token, not {len(engine_id)}")
+        self._kept.check_engine(engine_id, name)
         return name
 
     def check(self, operation: Operation) -> None:
@@ -188,8 +206,8 @@ class Guard:
         client = caller.client
         is_new = lease_id not in ahead.opened
         if is_new:
-            known = None if lease_id in ahead.released else self._leases.get(lease_id)
-            if known is not None and not (ahead.is_alone and caller.grant.covers(known.namespace)):
+            known = self._namespace_of(lease_id) if lease_id not in ahead.released else None
+            if known is not None and not (ahead.is_alone and caller.grant.covers(known)):
                 raise InvalidArgument(f"lease_id {lease_id!r} is in use")
             if known is not None and lease_id in client.leases:
                 return  # it is asked for again
@@ -200,6 +218,11 @@ class Guard:
         ahead.opened[lease_id] = namespace
         ahead.doomed.discard(lease_id)
 
+    def _namespace_of(self, lease_id: str) -> Namespace | None:
+        """Return where a live lease has its tokens."""
+        lease = self._cache.lease_of(lease_id)
+        return None if lease is None else lease.namespace
+
     def _foresee_release(self, lease_id: str, client: Client, ahead: _Ahead) -> None:
         if lease_id in ahead.doomed:
             return
@@ -207,7 +230,7 @@ class Guard:
             del ahead.opened[lease_id]
             ahead.num_leases -= 1
         elif lease_id not in ahead.released:
-            ahead.num_leases -= lease_id in client.leases and lease_id in self._leases
+            ahead.num_leases -= lease_id in client.leases and self._cache.lease_of(lease_id) is not None
         ahead.released.add(lease_id)
 
     def done(self, operation: Operation, value: Any) -> None:
@@ -216,6 +239,9 @@ class Guard:
             self._clients.opened(_caller.get().client, value)
         elif isinstance(operation, Release):
             self._clients.ended(operation.lease_id)
+        else:
+            for info in self._kept.of_nobody(needed_by(operation)):
+                self._clients.opened(_caller.get().client, info)
 
     def visible(self, namespace: Namespace) -> list[Namespace]:
         """Return prefixes, none within another, that hold all that the caller may see under ``namespace``.

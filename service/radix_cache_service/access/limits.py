@@ -1,15 +1,15 @@
 """What each client has open, and how much it may: one that runs wild is stopped at its own limits.
 
 A client is whoever a token names; without tokens, whom its certificate names, and else the host that it calls from (all
-that come through unix sockets are one). Leases that a server took over from an earlier run count for nobody.
+that come through unix sockets are one). Of what a state directory brought back, leases count as
+`radix_cache_service.access.kept` says; namespaces in which no lease is open count from when they are used again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any, NamedTuple
 
-from radix_cache import Lease, PrefixCache
+from radix_cache import Lease, LeaseInfo, PrefixCache
 from radix_cache.errors import LimitExceeded
 from radix_cache.operations import Namespace
 
@@ -55,7 +55,6 @@ class Clients:
     def __init__(self, limits: ClientLimits, cache: PrefixCache) -> None:
         self.limits = limits
         self._cache = cache
-        self._live: Container[str] = cache._executor.leases.by_id
         self._by_name: dict[str, Client] = {}
         self._owners: dict[str, Client] = {}
 
@@ -72,7 +71,7 @@ class Clients:
         self._prune(client)
         return bool(client.num_calls or client.num_streams or client.leases)
 
-    def opened(self, client: Client, lease: Lease) -> None:
+    def opened(self, client: Client, lease: Lease | LeaseInfo) -> None:
         """A client has this lease, perhaps again."""
         if self.limits.max_leases_per_client is not None:
             self.ended(lease.lease_id)  # an id that expired may be used again, by anybody
@@ -94,7 +93,7 @@ class Clients:
             self.limits.check("max_leases_per_client", len(client.leases) + num_more)
 
     def _prune(self, client: Client) -> None:
-        for lease_id in [each for each in client.leases if each not in self._live]:
+        for lease_id in [each for each in client.leases if self._cache.lease_of(each) is None]:
             self.ended(lease_id)
 
     def check_namespaces(self, client: Client, namespace: Namespace, more: set[Namespace]) -> None:

@@ -87,12 +87,19 @@ class TokenFile:
             return
         self._seen = seen
         try:
-            self._grants = _read(self._path)
+            grants = _read(self._path)
+            _check_names(self._grants, grants)
         except InvalidArgument as error:
             _log.warning("the tokens of before stay in force: %s", error)
         else:
+            self._grants = grants
             self.number += 1
             _log.info("%d tokens read anew from %s", len(self._grants), self._path)
+
+    @property
+    def names(self) -> set[str]:
+        """What the tokens are called."""
+        return {grant.name for grant in self._grants}
 
     def find(self, digest: bytes) -> Grant | None:
         """Return the grant of the token with this digest. O(tokens), and as long whichever it is, if any."""
@@ -102,6 +109,16 @@ class TokenFile:
                 if hmac.compare_digest(known, digest):
                     found = grant
         return found
+
+
+def _check_names(before: list[Grant], now: list[Grant]) -> None:
+    """Raise `InvalidArgument` where a token has another name than before: its engines' leases go by that."""
+    names = {digest: grant.name for grant in before for digest in grant.digests}
+    for grant in now:
+        for old in {names.get(digest, grant.name) for digest in grant.digests} - {grant.name}:
+            raise InvalidArgument(
+                f"token {grant.name!r} is called {old!r} as long as this server runs: leases are kept under that name"
+            )
 
 
 def _read(path: Path) -> list[Grant]:

@@ -19,8 +19,8 @@ from radix_cache.operations import Operation, Outcome
 from radix_cache.stats import Description, LeaseInfo, NamespaceStats, TreeNode
 from radix_cache_service.calls import ServerStats, read_leases, read_namespace_stats, read_nodes, read_stats
 from radix_cache_service.client.batches import AsyncBatch
-from radix_cache_service.client.exchange import Call, Exchange
-from radix_cache_service.client.remote import Remote
+from radix_cache_service.client.exchange import TRANSIENT, Call, Exchange
+from radix_cache_service.client.remote import RECONNECT_S, Remote
 from radix_cache_service.client.verbs import AsyncVerbs
 from radix_cache_service.client.watches import Assembly, WatchedEvents, silence_s, too_quiet, watch_request
 from radix_cache_service.errors import from_call_error
@@ -69,17 +69,22 @@ class AsyncClient(Remote, AsyncVerbs):
             self._heart = asyncio.create_task(beating, name="radix-cache heartbeat")
 
     async def _send(self, call: Call) -> Any:
-        """Return the answer, of the second try if need be; raise the library's errors."""
+        """Return the answer, of a later try if need be; raise the library's errors."""
         self._check_size(call)
         self._release_orphans()
-        try:
-            answer = await self._send_once(call)
-        except ServiceUnavailable as error:
-            call.repeat_after(error)
-            answer = await self._send_once(call)
-        if self._is_news(answer.state) and call.method != "Describe":
+        answer = await self._try(call)
+        if call.method != "Describe" and self._is_news(call, answer.state):
             await self.describe()
         return answer
+
+    async def _try(self, call: Call) -> Any:
+        while True:
+            try:
+                return await self._send_once(call)
+            except TRANSIENT as error:
+                self._check_open()
+                pause_s = call.repeat_after(error)
+            await asyncio.sleep(pause_s)
 
     async def _send_once(self, call: Call) -> Any:
         try:
@@ -106,12 +111,12 @@ class AsyncClient(Remote, AsyncVerbs):
 
         As `radix_cache_service.Client.batch`.
         """
+        self._check_seq(seq)
         return AsyncBatch(partial(self._books.check, seq=seq), partial(self._run, seq=seq, strict=strict))
 
     async def _run(
         self, operations: Sequence[Operation], given: dict[str, Lease], seq: int | None, strict: bool
     ) -> list[Outcome]:
-        self._check_seq(seq)
         await self._prepare()
         async with self._batch_lock:
             with self._batch_exchange(operations, given, seq, strict) as exchange:
@@ -248,12 +253,20 @@ class AsyncClient(Remote, AsyncVerbs):
             return
         try:
             for lease_ids in self._to_give_back():
-                call = self._releases(lease_ids)
-                await self._stub.Batch(call.request, timeout=call.timeout_s, metadata=self._metadata)
+                await self._give_back(self._stub, self._releases(lease_ids))
         except grpc.RpcError as error:
             _log.info("leases were left to run out: %s", from_call_error(error))
         finally:
             await self._channel.close()
+
+    async def _give_back(self, stub: Any, call: Call) -> None:
+        """Release at the end; where there is no connection, to a server that was just restarted, with a new one."""
+        try:
+            await stub.Batch(call.request, timeout=call.timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            if not isinstance(from_call_error(error), ServiceUnavailable):
+                raise
+            await stub.Batch(call.request, timeout=RECONNECT_S, metadata=self._metadata, wait_for_ready=True)
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -24,8 +25,8 @@ from radix_cache.operations import Operation, Outcome
 from radix_cache.stats import Description, LeaseInfo, NamespaceStats, TreeNode
 from radix_cache_service.calls import ServerStats, read_leases, read_namespace_stats, read_nodes, read_stats
 from radix_cache_service.client.batches import Batch
-from radix_cache_service.client.exchange import Call, Exchange
-from radix_cache_service.client.remote import Remote
+from radix_cache_service.client.exchange import TRANSIENT, Call, Exchange
+from radix_cache_service.client.remote import RECONNECT_S, Remote
 from radix_cache_service.client.session import Session
 from radix_cache_service.client.verbs import Verbs
 from radix_cache_service.client.watches import WatchedEvents, watch_request, watched
@@ -72,17 +73,22 @@ class Client(Remote, Verbs):
             self._start_heart()
 
     def _send(self, call: Call) -> Any:
-        """Return the answer, of the second try if need be; raise the library's errors."""
+        """Return the answer, of a later try if need be; raise the library's errors."""
         self._check_size(call)
         self._release_orphans()
-        try:
-            answer = self._send_once(call)
-        except ServiceUnavailable as error:
-            call.repeat_after(error)
-            answer = self._send_once(call)
-        if self._is_news(answer.state) and call.method != "Describe":
+        answer = self._try(call)
+        if call.method != "Describe" and self._is_news(call, answer.state):
             self.describe()
         return answer
+
+    def _try(self, call: Call) -> Any:
+        while True:
+            try:
+                return self._send_once(call)
+            except TRANSIENT as error:
+                self._check_open()
+                pause_s = call.repeat_after(error)
+            time.sleep(pause_s)
 
     def _send_once(self, call: Call) -> Any:
         try:
@@ -111,12 +117,12 @@ class Client(Remote, Verbs):
         As `radix_cache.PrefixCache.batch`. An engine's batches are numbered; with ``seq`` the caller numbers them, from
         1 on, and can send one again whose answer was lost: the same number gets the same answers.
         """
+        self._check_seq(seq)
         return Batch(partial(self._books.check, seq=seq), partial(self._run, seq=seq, strict=strict))
 
     def _run(
         self, operations: Sequence[Operation], given: dict[str, Lease], seq: int | None, strict: bool
     ) -> list[Outcome]:
-        self._check_seq(seq)
         self._prepare()
         with self._batch_lock, self._batch_exchange(operations, given, seq, strict) as exchange:
             return exchange.answered(self._send(exchange))
@@ -244,12 +250,20 @@ class Client(Remote, Verbs):
             return
         try:
             for lease_ids in self._to_give_back():
-                call = self._releases(lease_ids)
-                stub.Batch(call.request, timeout=call.timeout_s, metadata=self._metadata)
+                self._give_back(stub, self._releases(lease_ids))
         except grpc.RpcError as error:
             _log.info("leases were left to run out: %s", from_call_error(error))
         finally:
             self._channel.close()
+
+    def _give_back(self, stub: Any, call: Call) -> None:
+        """Release at the end; where there is no connection, to a server that was just restarted, with a new one."""
+        try:
+            stub.Batch(call.request, timeout=call.timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            if not isinstance(from_call_error(error), ServiceUnavailable):
+                raise
+            stub.Batch(call.request, timeout=RECONNECT_S, metadata=self._metadata, wait_for_ready=True)
 
     def __enter__(self) -> Client:
         return self

@@ -111,16 +111,18 @@ class Books:
 
     # One message; see `Exchange`.
 
-    def next_seq(self) -> int:
-        """Return a number above all that this engine has used, in this process or an earlier one."""
+    def next_seq(self, last: int = 0) -> int:
+        """Return a number above all that this engine has used, in this process or, if the clock has not gone back, in
+        an earlier one. last: what the server says of that.
+        """
         with self._lock:
-            self._seq = time.time_ns() if self._seq is None else self._seq + 1
+            self._seq = max(time.time_ns() if self._seq is None else self._seq + 1, last + 1)
             return self._seq
 
     def check(self, operation: Operation, seq: int | None = None) -> None:
         """Refuse what can't work: `StaleLease` for a lease in doubt, `InvalidArgument` for the name of an orphan."""
         with self._lock:
-            self._losses.check(operation, seq)
+            self._losses.check(operation, seq, self.clock())
 
     def has(self, lease_id: str) -> bool:
         """Tell whether a lease of this name was opened here and is not known to be gone."""

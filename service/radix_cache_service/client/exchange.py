@@ -11,6 +11,7 @@ from radix_cache.errors import (
     InvalidArgument,
     InvalidBlocks,
     NotConnected,
+    OldSeq,
     PoolExhausted,
     RadixCacheError,
     ServiceUnavailable,
@@ -24,10 +25,17 @@ from radix_cache_service.client.books import Books
 from radix_cache_service.client.losses import LATE_S
 from radix_cache_service.errors import REFUSALS, LayoutMismatch
 
-__all__ = ["Call", "Exchange"]
+__all__ = ["TRANSIENT", "Call", "Exchange"]
+
+TRANSIENT = (ServiceUnavailable, PoolExhausted, OldSeq)
+"""After these a call may be worth another try: `Call.repeat_after` knows."""
+
+_MAX_SEQ = 2**64 - 1
+_PAUSE_S = 0.1
+_LEAST_LEFT_S = 0.25  # a server that is not about to end answers a call that waits no sooner before its end
 
 _REPEATABLE = (MatchPrefix, Release, Renew, Probe)
-_CERTAIN = (InvalidArgument, PoolExhausted, UnknownLease, StaleLease, *REFUSALS)  # the server said no
+_CERTAIN = (InvalidArgument, PoolExhausted, StaleLease, NotConnected, *REFUSALS)  # the server said no, or was not asked
 _HEARD = (InvalidBlocks, PoolExhausted, UnknownLease, StaleLease)  # ... after it had noted that the engine lives
 
 
@@ -45,14 +53,24 @@ class Call:
         self._is_second = False
         self._is_doubtful = False  # a try may have been served although no answer came
 
-    def repeat_after(self, error: ServiceUnavailable) -> None:
-        """Get ready for a second try, or raise ``error`` where there must not be one."""
-        is_lost = not isinstance(error, NotConnected)
-        if self._is_second or (is_lost and not self.is_repeatable) or isinstance(error, DeadlineExceeded):
+    def repeat_after(self, error: RadixCacheError) -> float:
+        """Get ready for another try, and return in how many seconds; or raise ``error`` where there must not be one."""
+        is_lost = isinstance(error, ServiceUnavailable) and not isinstance(error, NotConnected)
+        if isinstance(error, DeadlineExceeded) or (is_lost and not self.is_repeatable) or not self._goes_on(error):
             raise error
+        pause_s = _PAUSE_S if self._is_second else 0.0
         self._is_second = True
-        self._is_doubtful = is_lost
-        self.sent_at = self._books.clock()
+        self._is_doubtful |= is_lost
+        self.sent_at = self._books.clock() + pause_s
+        return pause_s
+
+    def _goes_on(self, error: RadixCacheError) -> bool:
+        """Tell whether the call is to be tried again after such an error."""
+        return isinstance(error, ServiceUnavailable) and not self._is_second
+
+    def note_arrival(self) -> None:
+        """A server has answered, though it is not known yet which one: the call may have taken effect."""
+        self._is_doubtful = True
 
 
 class Exchange(Call):
@@ -80,6 +98,8 @@ class Exchange(Call):
         self.before = before  # leases that an earlier try may have opened
         self._is_settled = False
         self._first_sent_at = self.sent_at
+        self._waits_until: float | None = None  # for blocks
+        self._is_numbered_here = False
 
     @classmethod
     def of_verb(
@@ -96,6 +116,8 @@ class Exchange(Call):
         before = books.begin([operation])
         exchange = cls(books, method_of(operation), request, timeout_s, [operation], _given(lease), None, before)
         exchange.is_repeatable = isinstance(operation, _REPEATABLE)
+        if wait_s is not None:
+            exchange._waits_until = exchange.sent_at + wait_s
         return exchange
 
     @classmethod
@@ -127,7 +149,36 @@ class Exchange(Call):
         if first_sent_at is not None:
             exchange._first_sent_at = first_sent_at
         exchange.is_repeatable = number is not None
+        exchange._is_numbered_here = seq is None and number is not None
         return exchange
+
+    def _goes_on(self, error: RadixCacheError) -> bool:
+        if isinstance(error, OldSeq):
+            return self._renumber(error.last)
+        if self._waits_until is None:
+            return super()._goes_on(error)
+        left_s = self._waits_until - self._books.clock() - _PAUSE_S
+        if left_s < _LEAST_LEFT_S or not (isinstance(error, ServiceUnavailable) or self._can_have(error)):
+            return False
+        self.timeout_s = left_s
+        return True
+
+    def _renumber(self, last: int) -> bool:
+        """Number a batch anew if this client chose its number: an earlier life of the engine had a later clock."""
+        if not self._is_numbered_here or self._is_doubtful or last == _MAX_SEQ:
+            return False
+        self._is_numbered_here = False  # once
+        self.request.seq = self._books.next_seq(last)
+        return True
+
+    def _can_have(self, error: RadixCacheError) -> bool:
+        """Tell whether a call that is refused too soon for its wait was refused for the end of the server."""
+        said = self._books.description
+        return (
+            isinstance(error, PoolExhausted)
+            and said is not None
+            and error.needed <= said.num_blocks - said.num_reserved_blocks
+        )
 
     @property
     def proven_at(self) -> float:
@@ -162,13 +213,18 @@ class Exchange(Call):
         if self._is_settled:
             return
         self._is_settled = True
-        was_never_sent = isinstance(error, NotConnected) and not self._is_doubtful
-        if isinstance(error, LayoutMismatch) or not (was_never_sent or isinstance(error, _CERTAIN)):
+        if self._is_certain(error):
+            self._books.refuse(self, error)  # type: ignore[arg-type]
+        else:
             self._books.lose(self)
-            return
-        self._books.refuse(self, error)  # type: ignore[arg-type]
         if isinstance(error, _HEARD):
             self._books.heard(self.sent_at)
+
+    def _is_certain(self, error: BaseException) -> bool:
+        """Tell whether the message has done nothing: no try of it was served, nor may have been."""
+        if isinstance(error, UnknownLease):
+            return True
+        return isinstance(error, _CERTAIN) and not isinstance(error, LayoutMismatch) and not self._is_doubtful
 
     def is_success(self, error: RadixCacheError) -> bool:
         """Tell whether the error of a second try says that the first one had done it."""

@@ -53,12 +53,19 @@ class Losses:
         self._doubts.clear()
         self._batch = self._given_up = None
 
-    def check(self, operation: Operation, seq: int | None) -> None:
-        """Refuse to work on a lease in doubt, with `StaleLease`; ``seq`` may be of the batch that clears it up."""
+    def check(self, operation: Operation, seq: int | None, now: float) -> None:
+        """Refuse to work on a lease in doubt, with `StaleLease`; ``seq`` may be of the batch that clears it up.
+
+        A match under the name of an orphan is refused, with `InvalidArgument`, while that is being released; else the
+        release waits until the message can be sent that the operation is written down for.
+        """
         if isinstance(operation, (Allocate, Insert, Free)):
             lease_id = operation.lease_id
             if lease_id in self._doubts and (seq is None or self._doubts[lease_id] != seq):
                 raise StaleLease(lease_id, f"an answer for lease {lease_id!r} was lost: it can only be released")
+        elif isinstance(operation, MatchPrefix) and operation.lease_id in self._orphans:
+            orphan = self._usable(operation.lease_id)
+            self._orphans[operation.lease_id] = orphan._replace(due_at=max(orphan.due_at, now + _RESEND_S))
 
     # A message and its end.
 
@@ -79,14 +86,20 @@ class Losses:
     def _reclaim(self, names: set[str]) -> set[str]:
         lost = names & self._orphans.keys()
         for name in lost:
-            if self._orphans[name].is_in_flight:
-                raise InvalidArgument(f"lease_id {name!r} is in use: it is just being released")
+            self._usable(name)
         for name in lost:
             del self._orphans[name]
         if self._batch is not None:
             lost |= names & self._batch.lease_ids
             self._batch = self._batch._replace(lease_ids=self._batch.lease_ids - lost)
         return lost
+
+    def _usable(self, name: str) -> _Orphan:
+        """Return an orphan whose name may be used again."""
+        orphan = self._orphans[name]
+        if orphan.is_in_flight:
+            raise InvalidArgument(f"lease_id {name!r} is in use: it is just being released")
+        return orphan
 
     def lose(
         self, operations: Sequence[Operation], before: frozenset[str], certain_at: float, seq: int | None, now: float

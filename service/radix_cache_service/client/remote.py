@@ -32,12 +32,14 @@ from radix_cache_service.client.exchange import Call, Exchange
 from radix_cache_service.client.tls import Tls
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 
-__all__ = ["Remote"]
+__all__ = ["RECONNECT_S", "Remote", "authorization"]
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _NUM_RELEASES_AT_ONCE = 256
 _RELEASE_TIMEOUT_S = 1.0
 _LEAST_WAIT_S = 1.0
+_MAX_BACKOFF_MS = 1000
+RECONNECT_S = 1.5 * _MAX_BACKOFF_MS / 1000  # a server that is back is connected to within this time
 _remotes: weakref.WeakSet[Remote] = weakref.WeakSet()
 _inherited: list[Any] = []  # channels of the parent process: closing one here could hang, so they are kept
 
@@ -91,7 +93,7 @@ class Remote:
             raise InvalidArgument(f"the token would go to {target} in the clear: use tls, or set allow_plaintext_token")
         self._token = token
         if token is not None and not callable(token):
-            _authorization(token)  # checks it
+            authorization(token)  # checks it
         self._max_message_bytes = check_count(max_message_bytes, "max_message_bytes", 1)
         self._is_closed = False
         self._channel: Any = None
@@ -142,7 +144,7 @@ class Remote:
             ("grpc.max_send_message_length", self._max_message_bytes),
             ("grpc.max_receive_message_length", self._max_message_bytes),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.max_reconnect_backoff_ms", _MAX_BACKOFF_MS),
             ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own
             ("grpc.enable_http_proxy", 0),
         ]
@@ -152,7 +154,7 @@ class Remote:
         """What each call says of its caller."""
         if self._token is None:
             return None
-        return _authorization(self._token() if callable(self._token) else self._token)
+        return authorization(self._token() if callable(self._token) else self._token)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -188,9 +190,12 @@ class Remote:
     def _is_idle(self) -> bool:
         return self._interval_s is not None and self._silence_s >= self._interval_s
 
-    def _is_news(self, state: pb.ServerState) -> bool:
-        """Tell whether another server answered than the one that is known."""
-        return state.epoch != self._books.epoch
+    def _is_news(self, call: Call, state: pb.ServerState) -> bool:
+        """Tell whether another server has answered the call than the one that is known."""
+        if state.epoch == self._books.epoch:
+            return False
+        call.note_arrival()
+        return True
 
     def _described(self, answer: pb.DescribeResponse) -> Description:
         description = read_description(answer)
@@ -222,8 +227,11 @@ class Remote:
         return self._ask("ReleaseEngine", pb.ReleaseEngineRequest(engine_id=check_name(engine_id, "engine_id")))
 
     def _check_seq(self, seq: int | None) -> None:
+        """Raise `InvalidArgument` for what is no number of a batch, before anything is written down for it."""
         if seq is not None:
             check_count(seq, "seq", 1, 2**64 - 1)
+            if self.engine_id is None:
+                raise InvalidArgument(f"seq {seq} is of no use without an engine_id")
 
     def _batch_exchange(
         self, operations: Sequence[Operation], given: dict[str, Lease], seq: int | None, strict: bool
@@ -264,7 +272,8 @@ class Remote:
         return [owned[start : start + most] for start in range(0, len(owned), most)]
 
 
-def _authorization(token: str) -> tuple[tuple[str, str], ...]:
+def authorization(token: str) -> tuple[tuple[str, str], ...]:
+    """Return what a call says of its caller. Raises `InvalidArgument` for what is no token, and does not quote it."""
     if not is_token(token):
         raise InvalidArgument("token has 16 to 512 letters, digits and -._~+/ (=, at the end)")
     return (("authorization", f"Bearer {token}"),)

@@ -46,6 +46,7 @@ class Session(Verbs):
 
     def batch(self, seq: int | None = None, strict: bool = False) -> Batch:
         """Return a context manager whose verbs are one message; when it ends, the answers are there."""
+        self._client._check_seq(seq)
         return Batch(partial(self._client._books.check, seq=seq), partial(self._run, seq=seq, strict=strict))
 
     def submit(self, seq: int | None = None, strict: bool = False) -> SubmittedBatch:
@@ -53,6 +54,7 @@ class Session(Verbs):
 
         The next one may be sent before that. A block table shows what was answered up to the last result asked for.
         """
+        self._client._check_seq(seq)
         return SubmittedBatch(
             partial(self._client._books.check, seq=seq), partial(self._submit, seq=seq, strict=strict)
         )
@@ -92,7 +94,6 @@ class Session(Verbs):
         self, operations: Sequence[Operation], given: dict[str, Lease], seq: int | None, strict: bool
     ) -> Answer:
         client = self._client
-        client._check_seq(seq)
         client._prepare()
         return self._send(Exchange.of_batch(client._books, operations, given, client.timeout_s, seq, seq, strict))
 

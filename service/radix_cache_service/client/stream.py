@@ -135,7 +135,7 @@ class Stream:
             with answer.exchange:
                 if response.HasField("error"):
                     raise from_status(response.error)
-                if self._client._is_news(response.batch.state):
+                if self._client._is_news(answer.exchange, response.batch.state):
                     self._client.describe()
                 answer.outcomes = answer.exchange.answered(response.batch)
         except RadixCacheError as error:

@@ -38,14 +38,17 @@ class EventService:
         if self.stream is None:
             return
         if self._config.events_listen is not None:
+            from radix_cache_service.events.curve import read_curve  # noqa: PLC0415 - an extra
             from radix_cache_service.events.sockets import EventSockets  # noqa: PLC0415 - an extra
 
+            key_file = self._config.events_key_file
             self._sockets = EventSockets(
                 self.stream,
                 self._config.events_listen,
                 replay_address_of(self._config),
                 self._config.events_topic,
                 self._config.max_kept_events,
+                None if key_file is None else read_curve(key_file, self._config.events_readers_dir),
             )
             self._sockets.start()
             self.addresses = self._sockets.addresses

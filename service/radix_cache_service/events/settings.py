@@ -20,9 +20,8 @@ def check_events(config: ServerConfig) -> None:
     """Raise `InvalidArgument` for a setting of events that is wrong, or whose packages are missing."""
     if config.events_format not in EVENT_FORMATS:
         raise InvalidArgument(f"events_format is one of {', '.join(EVENT_FORMATS)}, not {config.events_format!r}")
+    _check_together(config)
     if config.events_listen is None:
-        if config.events_replay_listen is not None:
-            raise InvalidArgument("events_replay_listen goes with events_listen")
         return
     for name in ("events_listen", "events_replay_listen"):
         address = getattr(config, name)
@@ -33,13 +32,27 @@ def check_events(config: ServerConfig) -> None:
     check_host_and_port(replay_address_of(config), "events_listen", text)
     if find_spec("zmq") is None or find_spec("msgspec") is None:
         raise InvalidArgument("events_listen needs more: pip install 'radix-cache[service,events]'")
+    if config.events_key_file is not None:
+        from radix_cache_service.events.curve import read_curve  # noqa: PLC0415 - an extra
+
+        read_curve(config.events_key_file, config.events_readers_dir)
+
+
+def _check_together(config: ServerConfig) -> None:
+    for name, other in (
+        ("events_replay_listen", "events_listen"),
+        ("events_key_file", "events_listen"),
+        ("events_readers_dir", "events_key_file"),
+    ):
+        if getattr(config, name) is not None and getattr(config, other) is None:
+            raise InvalidArgument(f"{name} goes with {other}")
 
 
 def _check_privacy(config: ServerConfig, name: str, address: str) -> None:
-    if not is_local(address) and not config.allow_plaintext_events:
+    if not is_local(address) and config.events_key_file is None and not config.allow_plaintext_events:
         raise InvalidArgument(
             f"{name}: events, which have the prompts in them, would leave {address} in the clear; "
-            "listen on loopback, or set allow_plaintext_events"
+            "listen on loopback, or set events_key_file or allow_plaintext_events"
         )
 
 

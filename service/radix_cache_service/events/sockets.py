@@ -15,8 +15,11 @@ from contextlib import suppress
 from socket import SOCK_STREAM, getaddrinfo
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
-from radix_cache_service.events.stream import EventBatch, EventStream
+from radix_cache_service.events.batches import EventBatch
+from radix_cache_service.events.curve import Curve, Readers
+from radix_cache_service.events.stream import EventStream
 
 __all__ = ["EventSockets"]
 
@@ -31,22 +34,33 @@ class EventSockets:
     """Publishes ``stream`` at ``address``, and answers at ``replay_address``; both ``host:port``, port 0 for any.
 
     Raises `OSError` for an address that can't be listened on. addresses: of both, with the real ports. num_waiting: the
-    most messages that wait for one subscriber.
+    most messages that wait for one subscriber. curve: whose keys to take; None: everything is in the clear.
     """
 
     def __init__(
-        self, stream: EventStream, address: str, replay_address: str, topic: str = "kv", num_waiting: int = 8192
+        self,
+        stream: EventStream,
+        address: str,
+        replay_address: str,
+        topic: str = "kv",
+        num_waiting: int = 8192,
+        curve: Curve | None = None,
     ) -> None:
         self._stream = stream
         self._topic = topic.encode()
         self._context = zmq.Context()
+        self._curve = curve
+        self._authenticator = ThreadAuthenticator(self._context)
         try:
+            if curve is not None and curve.readers_dir is not None:
+                self._authenticator.configure_curve_callback(credentials_provider=Readers(curve.readers_dir))
+                self._authenticator.start()
             self._publisher = self._socket(zmq.PUB, num_waiting)
             self._replayer = self._socket(zmq.ROUTER, num_waiting + 2)  # an answer fits, with its end
             self._replayer.setsockopt(zmq.ROUTER_MANDATORY, 1)  # one that doesn't is noticed
             self.addresses = [_bind(self._publisher, address), _bind(self._replayer, replay_address)]
         except BaseException:
-            self._context.destroy(linger=0)
+            self._end()
             raise
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._answer_all, name="radix-cache event replay", daemon=True)
@@ -55,6 +69,9 @@ class EventSockets:
         socket = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, num_waiting)
+        if self._curve is not None:
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret)
         return socket
 
     def start(self) -> None:
@@ -67,14 +84,22 @@ class EventSockets:
         self._is_closed.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._end()
+
+    def _end(self) -> None:
+        self._authenticator.stop()
         self._context.destroy(linger=0)
 
     def _send(self, batch: EventBatch) -> None:
         """Publish, in the stream's thread."""
-        self._publisher.send_multipart(self._frames(batch))
+        self._send_on(self._publisher, batch)
 
-    def _frames(self, batch: EventBatch) -> list[bytes]:
-        return [self._topic, batch.seq.to_bytes(8, "big"), batch.payload]
+    def _send_on(self, socket: zmq.Socket[bytes], batch: EventBatch, flags: int = 0) -> None:
+        """Send the frames of a batch: by themselves, since `send_multipart` looks at each one twice."""
+        more = flags | zmq.SNDMORE
+        socket.send(self._topic, more)
+        socket.send(batch.seq.to_bytes(8, "big"), more)
+        socket.send(batch.payload, flags, copy=len(batch.payload) < zmq.COPY_THRESHOLD)
 
     def _answer_all(self) -> None:
         while not self._is_closed.is_set():
@@ -86,7 +111,8 @@ class EventSockets:
 
     def _answer(self, peer: bytes, start_seq: int) -> None:
         for batch in self._stream.replay(start_seq).result(_ANSWER_S):
-            self._replayer.send_multipart([peer, b"", *self._frames(batch)], zmq.NOBLOCK)
+            self._replayer.send_multipart([peer, b""], zmq.NOBLOCK | zmq.SNDMORE)
+            self._send_on(self._replayer, batch, zmq.NOBLOCK)
         self._replayer.send_multipart([peer, b"", b"", _END, b""], zmq.NOBLOCK)
 
 

@@ -18,40 +18,27 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from radix_cache import PrefixCache
-from radix_cache.events import AllBlocksCleared, BlockHashes, BlockRemoved, BlockStored, Change, Event
+from radix_cache import PrefixCache, settle_gc
+from radix_cache.events import AllBlocksCleared, BlockHashes, Change, Event
+from radix_cache_service.events.batches import EventBatch, KeptBatches, num_bytes_of
+from radix_cache_service.events.turns import Turns
 
-__all__ = ["EventBatch", "EventFigures", "EventStream"]
+__all__ = ["EventFigures", "EventStream"]
 
 T = TypeVar("T")
 
 HEARTBEAT_S = 1.0
-_PAUSE_S = 0.005  # calls of this time are looked at together
-_MAX_KEPT_BYTES = 64 * 1024 * 1024
-_BYTES_OF_A_HASH = 40  # about what Python needs for one in a list
-_BYTES_OF_A_BATCH = 200
+_PAUSE_S = 0.03  # calls of this time are looked at together: each change of threads costs as much as some of them
+_BURST = 64  # calls whose batches are made, then sent
+_PIECE = 8  # nodes of the tree
 
 _log = logging.getLogger(__name__)
 
 
-class EventBatch(NamedTuple):
-    """What one call changed; nothing, in a heartbeat.
-
-    is_reset: it begins from nothing, with all that is cached now. payload: as ZeroMQ has it, where that is served.
-    num_bytes: about how much memory it takes.
-    """
-
-    seq: int
-    events: list[Event]
-    is_reset: bool
-    payload: bytes
-    num_bytes: int
-
-
 Sink: TypeAlias = Callable[[EventBatch], object]
+Encode: TypeAlias = Callable[[list[Event], Callable[[], object] | None], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +57,7 @@ class EventStream:
     """The events of ``cache``, which nobody else may listen to. epoch: of this stream, random.
 
     max_queued: calls whose changes may wait. num_kept: batches that can be asked for again. encode: makes a payload of
-    a batch's events, once.
+    a batch's events, once; where these are many, it gets what to call now and then.
     """
 
     def __init__(
@@ -78,7 +65,7 @@ class EventStream:
         cache: PrefixCache,
         max_queued: int = 8192,
         num_kept: int = 8192,
-        encode: Callable[[list[Event]], bytes] | None = None,
+        encode: Encode | None = None,
     ) -> None:
         self.epoch = os.urandom(8).hex()
         self.last_seq = time.time_ns() // 1000
@@ -90,12 +77,11 @@ class EventStream:
         self._max_queued = max_queued
         self._is_lost = True  # nothing is known of the cache yet
         self._requests: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._kept: deque[EventBatch] = deque()
-        self._num_kept = num_kept
-        self._num_kept_bytes = 0
+        self._kept = KeptBatches(num_kept)
         self._sinks: list[Sink] = []
         self._woken = threading.Event()
         self._is_closed = False
+        self._turns = Turns()
         self._num_batches = self._num_dropped = self._num_replays = self._num_snapshots = 0
         self._thread = threading.Thread(target=self._run, name="radix-cache events", daemon=True)
 
@@ -192,14 +178,25 @@ class EventStream:
 
     def _catch_up(self) -> None:
         """Publish what is queued by now."""
-        for _ in range(len(self._queue)):
-            changes = self._next()
-            if changes is None:
-                break
-            if not self._is_lost:  # else they are part of what is published anew
-                self._publish(self._hashes.events(changes))
+        for at in range(0, len(self._queue), _BURST):
+            if at:
+                self._turns.rest()
+            self._publish_burst()
         if self._is_lost:
             self._begin_anew()
+
+    def _publish_burst(self) -> None:
+        """Publish up to so many calls: sending lets go of the interpreter, so it comes after all else."""
+        burst: list[EventBatch] = []
+        try:
+            for _ in range(min(len(self._queue), _BURST)):
+                changes = self._next()
+                if changes is None:
+                    break
+                if not self._is_lost:  # else they are part of what is published anew
+                    burst.append(self._made(self._hashes.events(changes)))
+        finally:
+            self._send(burst)
 
     def _next(self) -> list[Change] | None:
         try:
@@ -211,24 +208,30 @@ class EventStream:
         """Publish the whole tree."""
         said = self._cache.describe()
         self._hashes = BlockHashes(said.num_blocks, said.block_size)
-        grafts = self._cache.snapshot(self._forget_queue)
-        return self._publish([AllBlocksCleared(), *self._hashes.events(grafts)], is_reset=True)
+        grafts = self._list(self._forget_queue)
+        return self._publish(self._whole(grafts, self._hashes.events), is_reset=True)
 
     def _forget_queue(self) -> None:
         self._queue.clear()
         self._is_lost = False
 
     def _publish(self, events: list[Event], *, is_reset: bool = False) -> EventBatch:
+        batch = self._made(events, is_reset=is_reset)
+        self._send([batch])
+        return batch
+
+    def _made(self, events: list[Event], *, is_reset: bool = False) -> EventBatch:
+        """Return the next batch, numbered and kept."""
         batch = self._batch(self.last_seq + 1, events, is_reset)
         self.last_seq = batch.seq  # of those that are kept none is missing
         self._num_batches += 1
-        self._kept.append(batch)
-        self._num_kept_bytes += batch.num_bytes
-        while len(self._kept) > self._num_kept or self._num_kept_bytes > _MAX_KEPT_BYTES:
-            self._num_kept_bytes -= self._kept.popleft().num_bytes
-        for sink in self._sinks[:]:
-            sink(batch)
+        self._kept.add(batch)
         return batch
+
+    def _send(self, batches: list[EventBatch]) -> None:
+        for batch in batches:
+            for sink in self._sinks:
+                sink(batch)
 
     def _answer_all(self) -> None:
         while self._requests:
@@ -241,10 +244,8 @@ class EventStream:
 
     def _again(self, start_seq: int) -> list[EventBatch]:
         self._num_replays += 1
-        oldest = self._kept[0].seq if self._kept else self.last_seq + 1
-        if oldest <= start_seq <= self.last_seq + 1:
-            return list(islice(self._kept, start_seq - oldest, None))
-        return [self._snapshot()]
+        missed = self._kept.since(start_seq, self.last_seq)
+        return [self._snapshot()] if missed is None else missed
 
     def _snapshot(self) -> EventBatch:
         """Return all that is cached, under the number of the newest batch."""
@@ -255,21 +256,26 @@ class EventStream:
             queued.extend(self._queue)
             self._queue.clear()
 
-        grafts = self._cache.snapshot(take)
+        grafts = self._list(take)
         if self._is_lost:
             return self._begin_anew()
         for changes in queued:
             self._publish(self._hashes.events(changes))
-        events = [AllBlocksCleared(), *self._hashes.known(grafts)]
-        return self._batch(self.last_seq, events, is_reset=True)
+        return self._batch(self.last_seq, self._whole(grafts, self._hashes.known), is_reset=True)
+
+    def _list(self, stamp: Callable[[], object]) -> list[Change]:
+        settle_gc()  # else a full collection may come while the lock is held
+        return self._cache.snapshot(stamp)
+
+    def _whole(self, grafts: list[Change], events_of: Callable[[list[Change]], list[Event]]) -> list[Event]:
+        """Return the events that begin from nothing, made piece by piece."""
+        events: list[Event] = [AllBlocksCleared()]
+        for at in range(0, len(grafts), _PIECE):
+            events += events_of(grafts[at : at + _PIECE])
+            self._turns.after_a_piece()
+        return events
 
     def _batch(self, seq: int, events: list[Event], is_reset: bool) -> EventBatch:
-        payload = b"" if self._encode is None else self._encode(events)
-        num_bytes = _BYTES_OF_A_BATCH + len(payload) + sum(map(_num_bytes, events))
-        return EventBatch(seq, events, is_reset, payload, num_bytes)
-
-
-def _num_bytes(event: Event) -> int:
-    if isinstance(event, BlockStored):
-        return len(event.tokens) + _BYTES_OF_A_HASH * len(event.block_hashes)
-    return _BYTES_OF_A_HASH * len(event.block_hashes) if isinstance(event, BlockRemoved) else 0
+        rest = self._turns.rest if is_reset else None
+        payload = b"" if self._encode is None else self._encode(events, rest)
+        return EventBatch(seq, events, is_reset, payload, num_bytes_of(events, payload))

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from radix_cache.errors import LimitExceeded
 from radix_cache.events import BlockRemoved, BlockStored, Event
-from radix_cache_service.events.stream import EventBatch, EventStream
+from radix_cache_service.events.batches import EventBatch
+from radix_cache_service.events.stream import EventStream
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 
 __all__ = ["messages_of", "watch"]

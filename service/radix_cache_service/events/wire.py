@@ -8,19 +8,22 @@ for older readers, an array that begins with its type. Hashes are unsigned 64-bi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
 from radix_cache.events import BlockRemoved, BlockStored, Event
-from radix_cache.operations import Namespace
-from radix_cache.tokens import unpack_tokens
+from radix_cache.tokens import TOKEN_BYTES
+from radix_cache_service.events.names import lora_name_of
 
 __all__ = ["EventEncoder", "lora_name_of"]
 
 _MEDIUM = "GPU"
+_ARRAY_OF_3 = b"\x93"
+_ARRAY32 = b"\xdd"
+_UINT32 = b"\xce" + bytes(TOKEN_BYTES)
 
 
 class EventEncoder:
@@ -35,14 +38,19 @@ class EventEncoder:
         self._clock = clock
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def __call__(self, events: list[Event]) -> bytes:
-        """Return the payload of a batch. O(tokens)."""
-        return self._encode((self._clock(), list(map(self._encoded, events)), self._rank))
-
-    def _encoded(self, event: Event) -> msgspec.Raw:
-        """Encode one event: all of a large tree in one go would keep other threads from running all the while."""
-        fields = self._fields(event)
-        return msgspec.Raw(self._encode(list(fields.values()) if self._is_array else fields))
+    def __call__(self, events: Sequence[Event], rest: Callable[[], object] | None = None) -> bytes:
+        """Return the payload of a batch. O(tokens). ``rest`` is called after every event: all of a large tree in one go
+        would keep other threads from running.
+        """
+        payload = BytesIO()
+        payload.write(_ARRAY_OF_3 + self._encode(self._clock()) + _ARRAY32 + len(events).to_bytes(4, "big"))
+        for event in events:
+            fields = self._fields(event)
+            payload.write(self._encode(list(fields.values()) if self._is_array else fields))
+            if rest is not None:
+                rest()
+        payload.write(self._encode(self._rank))
+        return payload.getvalue()
 
     def _fields(self, event: Event) -> dict[str, Any]:
         """Return an event's fields, in the order that the array has."""
@@ -51,7 +59,7 @@ class EventEncoder:
                 "type": "BlockStored",
                 "block_hashes": event.block_hashes,
                 "parent_block_hash": event.parent_hash,
-                "token_ids": unpack_tokens(event.tokens).tolist(),
+                "token_ids": _array_of(event.tokens),
                 "block_size": self._block_size,
                 "lora_id": None,
                 "medium": _MEDIUM,
@@ -62,10 +70,13 @@ class EventEncoder:
         return {"type": "AllBlocksCleared"}
 
 
-def lora_name_of(namespace: Namespace) -> str | None:
-    """Return the one name that stands for a namespace: its parts with slashes between, None for the empty one.
+def _array_of(tokens: bytes) -> msgspec.Raw:
+    """Return packed tokens as an array of unsigned 32-bit integers in msgpack.
 
-    What is in a part and no letter, digit or ``-._~`` is written as in a URL, an empty part as ``%``: two namespaces
-    have two names.
+    Four copies with a stride: a third of the time that it takes to make an integer of each token and encode that.
     """
-    return "/".join(quote(part, safe="", errors="surrogatepass") or "%" for part in namespace) or None
+    num_tokens = len(tokens) // TOKEN_BYTES
+    encoded = bytearray(_UINT32) * num_tokens
+    for at in range(TOKEN_BYTES):
+        encoded[1 + at :: len(_UINT32)] = tokens[TOKEN_BYTES - 1 - at :: TOKEN_BYTES]  # big-endian
+    return msgspec.Raw(_ARRAY32 + num_tokens.to_bytes(4, "big") + encoded)

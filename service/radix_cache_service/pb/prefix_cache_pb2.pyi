@@ -8,7 +8,7 @@ Token ids and block ids travel packed, as little-endian uint32 in `bytes`. A cli
 of the request; requests that carry neither say what they want in `id_format`.
 
 Errors are status codes with a google.rpc.ErrorInfo (domain "radixcache.v1") that names the reason:
-  INVALID_ARGUMENT     INVALID_ARGUMENT, INVALID_TOKENS (metadata: index)
+  INVALID_ARGUMENT     INVALID_ARGUMENT (of a seq that is too old: seq, last), INVALID_TOKENS (index)
   FAILED_PRECONDITION  INVALID_BLOCKS (block_id), STALE_LEASE (lease_id), LAYOUT_MISMATCH
   NOT_FOUND            UNKNOWN_LEASE, LEASE_EXPIRED (lease_id)
   RESOURCE_EXHAUSTED   POOL_EXHAUSTED (needed, available), LIMIT_EXCEEDED (limit, value)
@@ -1299,6 +1299,10 @@ class DescribeResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     POOL_EPOCH_FIELD_NUMBER: _builtins.int
     POOL_DESCRIPTOR_FIELD_NUMBER: _builtins.int
+    EVENTS_ADDRESS_FIELD_NUMBER: _builtins.int
+    EVENTS_REPLAY_ADDRESS_FIELD_NUMBER: _builtins.int
+    EVENTS_RANK_FIELD_NUMBER: _builtins.int
+    EVENTS_ENCRYPTED_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     num_blocks: _builtins.int
     num_reserved_blocks: _builtins.int
@@ -1317,6 +1321,15 @@ class DescribeResponse(_message.Message):
     """Which life of the GPU memory the cache is about, as whoever started the server named it; empty: it was not named."""
     pool_descriptor: _builtins.str
     """Where the KV lies, for engines on the same machine: JSON, see docs/torch.md. Absent: they find it by themselves."""
+    events_address: _builtins.str
+    """host:port of the events over ZeroMQ, and of those that were missed; empty: they are not published there, or the caller
+    may not read them.
+    """
+    events_replay_address: _builtins.str
+    events_rank: _builtins.int
+    """The data-parallel rank that those events name."""
+    events_encrypted: _builtins.bool
+    """They are for those who have the keys (CURVE)."""
     @_builtins.property
     def state(self) -> Global___ServerState: ...
     def __init__(
@@ -1335,10 +1348,14 @@ class DescribeResponse(_message.Message):
         version: _builtins.str = ...,
         pool_epoch: _builtins.str = ...,
         pool_descriptor: _builtins.str | None = ...,
+        events_address: _builtins.str = ...,
+        events_replay_address: _builtins.str = ...,
+        events_rank: _builtins.int = ...,
+        events_encrypted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s", "_pool_descriptor", b"_pool_descriptor", "lease_ttl_s", b"lease_ttl_s", "pool_descriptor", b"pool_descriptor", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s", "_pool_descriptor", b"_pool_descriptor", "block_size", b"block_size", "growth_share", b"growth_share", "layout_fingerprint", b"layout_fingerprint", "lease_ttl_s", b"lease_ttl_s", "max_operations", b"max_operations", "max_tokens", b"max_tokens", "num_blocks", b"num_blocks", "num_reserved_blocks", b"num_reserved_blocks", "policy", b"policy", "pool_descriptor", b"pool_descriptor", "pool_epoch", b"pool_epoch", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s", "_pool_descriptor", b"_pool_descriptor", "block_size", b"block_size", "events_address", b"events_address", "events_encrypted", b"events_encrypted", "events_rank", b"events_rank", "events_replay_address", b"events_replay_address", "growth_share", b"growth_share", "layout_fingerprint", b"layout_fingerprint", "lease_ttl_s", b"lease_ttl_s", "max_operations", b"max_operations", "max_tokens", b"max_tokens", "num_blocks", b"num_blocks", "num_reserved_blocks", b"num_reserved_blocks", "policy", b"policy", "pool_descriptor", b"pool_descriptor", "pool_epoch", b"pool_epoch", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__lease_ttl_s: _TypeAlias = _typing.Literal["lease_ttl_s"]  # noqa: Y015
     _WhichOneofArgType__lease_ttl_s: _TypeAlias = _typing.Literal["_lease_ttl_s", b"_lease_ttl_s"]  # noqa: Y015

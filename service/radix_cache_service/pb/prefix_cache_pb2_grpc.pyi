@@ -8,7 +8,7 @@ Token ids and block ids travel packed, as little-endian uint32 in `bytes`. A cli
 of the request; requests that carry neither say what they want in `id_format`.
 
 Errors are status codes with a google.rpc.ErrorInfo (domain "radixcache.v1") that names the reason:
-  INVALID_ARGUMENT     INVALID_ARGUMENT, INVALID_TOKENS (metadata: index)
+  INVALID_ARGUMENT     INVALID_ARGUMENT (of a seq that is too old: seq, last), INVALID_TOKENS (index)
   FAILED_PRECONDITION  INVALID_BLOCKS (block_id), STALE_LEASE (lease_id), LAYOUT_MISMATCH
   NOT_FOUND            UNKNOWN_LEASE, LEASE_EXPIRED (lease_id)
   RESOURCE_EXHAUSTED   POOL_EXHAUSTED (needed, available), LIMIT_EXCEEDED (limit, value)

@@ -19,7 +19,7 @@ from radix_cache import Lease, PrefixCache
 from radix_cache.errors import PoolExhausted, RadixCacheError
 from radix_cache.operations import Allocate, MatchPrefix, Operation, Outcome, Probe, Reset, check_name
 from radix_cache_service.clock import CallClock
-from radix_cache_service.convert import Limits, result_of
+from radix_cache_service.convert import Limits, fill_result
 from radix_cache_service.errors import PoolInUse
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.state.journal import Kind, Record, StateError
@@ -47,14 +47,15 @@ class Ledger:
 
     clock: the cache's own; each call moves it. journal: set once what it holds is replayed; None: nothing is kept.
     watch: told of each operation of a batch that runs, with its outcome and its answer. closed: the lease that holds
-    the whole pool, and until when, where nothing must be handed out at first.
+    the whole pool, and until when, where nothing must be handed out at first. is_lasting: what is known of requests
+    can be saved (`Openings`).
     """
 
-    def __init__(self, cache: PrefixCache, clock: CallClock, openings: Openings | None = None) -> None:
+    def __init__(self, cache: PrefixCache, clock: CallClock, *, is_lasting: bool = False) -> None:
         said = cache.describe()
         self.cache = cache
         self.clock = clock
-        self.openings = openings or Openings()
+        self.openings = Openings(cache, lasting=is_lasting)
         self.journal: Journal | None = None
         self.watch: Callable[[Operation, Outcome, pb.OperationResult], object] = lambda *_: None
         self.closed: tuple[str, float] | None = None
@@ -93,7 +94,7 @@ class Ledger:
                 return Kind.HEARD, engine_id.encode()
             return verb_record(operation, engine_id)
 
-        return self._noted(record, lambda: self._do(operation, engine_id, without_blocks=True), now=False)
+        return self._noted(record, lambda: self._do_without_blocks(operation, engine_id), now=False)
 
     def _opened_already(self, operation: Operation, engine_id: str) -> Lease | None:
         """Return the live lease that an equal match opened, if the operation is one."""
@@ -109,6 +110,10 @@ class Ledger:
         return True
 
     def _run(self, operation: Operation, engine_id: str) -> Any:
+        if self.journal is None:
+            self.clock.tick()
+            return self._do(operation, engine_id)
+
         def record(said: object) -> tuple[int, bytes]:
             if (
                 isinstance(said, PoolExhausted)
@@ -120,37 +125,61 @@ class Ledger:
 
         return self._noted(record, lambda: self._do(operation, engine_id))
 
-    def _do(self, operation: Operation, engine_id: str, without_blocks: bool = False) -> Any:
-        outcome = self.cache.run([operation], engine_id=engine_id or None, without_blocks=without_blocks)[0]
+    def _do(self, operation: Operation, engine_id: str) -> Any:
+        try:
+            value = self.cache.do(operation, engine_id or None)
+        except PoolExhausted as error:
+            raise self._explained(error) from None
+        if isinstance(operation, MatchPrefix):
+            self.openings.note(operation, engine_id, value)
+        return value
+
+    def _do_without_blocks(self, operation: Operation, engine_id: str) -> Any:
+        outcome = self.cache.run([operation], engine_id=engine_id or None, without_blocks=True)[0]
         if outcome.error is not None:
             raise self._explained(outcome.error)
         if isinstance(operation, MatchPrefix):
             self.openings.note(operation, engine_id, outcome.value)
         return outcome.value
 
-    def batch(self, batch: pb.BatchRequest, requests: list[Any], asked: list[Operation]) -> list[pb.OperationResult]:
+    def batch(
+        self,
+        batch: pb.BatchRequest,
+        requests: list[Any],
+        asked: list[Operation],
+        response: pb.BatchResponse | None = None,
+    ) -> list[pb.OperationResult]:
         """Run ``asked``, which the ``requests`` of a batch ask for; return the answer to each, or raise what is wrong
-        with the batch as a whole.
+        with the batch as a whole. The answers are in ``response`` then.
         """
         for request, operation in zip(requests, asked, strict=True):
-            if isinstance(operation, MatchPrefix):
+            if isinstance(operation, MatchPrefix) and not request.lease_id:
                 request.lease_id = operation.lease_id
-        return self._noted(lambda _: batch_record(batch, asked), lambda: self._do_all(batch, requests, asked))
+        into = pb.BatchResponse() if response is None else response
+        said = self._noted(lambda _: batch_record(batch, asked), lambda: self._do_all(batch, requests, asked, into))
+        if not into.results:  # they are the answers of before
+            into.results.extend(said)
+        return said
 
-    def _do_all(self, batch: pb.BatchRequest, requests: list[Any], asked: list[Operation]) -> list[pb.OperationResult]:
+    def _do_all(
+        self, batch: pb.BatchRequest, requests: list[Any], asked: list[Operation], into: pb.BatchResponse
+    ) -> list[pb.OperationResult]:
         paired = iter(requests)
+        engine_id, results = batch.engine_id, into.results
 
         def encode(operation: Operation, outcome: Outcome) -> pb.OperationResult:
-            if outcome.error is not None:
-                outcome = Outcome(error=self._explained(outcome.error))
+            error = outcome.error
+            if error is not None:
+                outcome = Outcome(error=self._explained(error))
             elif isinstance(operation, MatchPrefix):
-                self.openings.note(operation, batch.engine_id, outcome.value)
-            result = result_of(next(paired), outcome)
+                self.openings.note(operation, engine_id, outcome.value)
+            result = results.add()
+            fill_result(result, next(paired), outcome)
             self.watch(operation, outcome, result)
             return result
 
         return self.cache.run(
-            asked, engine_id=batch.engine_id or None, seq=batch.seq or None, strict=batch.strict, encode=encode
+            asked, engine_id=engine_id or None, seq=batch.seq or None, strict=batch.strict, encode=encode
         )
 
     def heard(self, engine_id: str) -> None:
@@ -255,7 +284,7 @@ class Ledger:
 
     def _again(self, kind: int, payload: bytes) -> Any:
         if kind in {Kind.BATCH, Kind.BATCH_IN_PART}:
-            return self._do_all(*read_batch_record(kind, payload, self._no_limits))
+            return self._do_all(*read_batch_record(kind, payload, self._no_limits), pb.BatchResponse())
         if kind == Kind.HEARD:
             return self._hear(payload.decode())
         if kind == Kind.SWEEP:

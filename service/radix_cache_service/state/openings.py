@@ -1,71 +1,97 @@
 """Which request opened each live lease, so that a match whose answer was lost can be asked for again.
 
 The client chooses the lease's id and repeats the same request; it gets the lease as it is now. Another request under an
-id that is in use is refused, like in process. Only a digest of the request is kept, for as long as its lease lives.
+id that is in use is refused, like in process. What is kept of a request is enough to know it again, for as long as its
+lease lives, and little longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, TypeAlias
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import Any, NamedTuple, TypeAlias
 
-from radix_cache import Lease
+from radix_cache import Lease, PrefixCache
 from radix_cache.operations import MatchPrefix
+from radix_cache.tokens import TOKEN_BYTES
 
 __all__ = ["Openings"]
 
-_Digest: TypeAlias = tuple[int, int] | bytes
+_LEAST_KEPT = 4096
+
+
+class _Passing(NamedTuple):
+    """A request, less its tokens: of those, the first ``num_held`` bytes are in the lease's path, and the others have
+    the hash ``tail``, which Python seeds anew in each process, so that nobody can make two collide on purpose.
+    """
+
+    num_held: int
+    tail: int
+    rest: tuple[Any, ...]
+    engine_id: str
+
+
+_Known: TypeAlias = _Passing | bytes
 
 
 class Openings:
-    """Finds the lease that an equal request opened.
+    """Finds the lease of ``cache`` that an equal request opened.
 
-    O(tokens) for the digest: Python's own hashes of the tokens and of the rest as text, seeded anew in each process, so
-    that nobody can make two requests collide on purpose. (Not of the rest as numbers: -1 has the hash of -2, 0 that of
-    0.0.) What is to outlive the process needs a digest that does: ``lasting`` takes BLAKE2, at ten times the cost.
+    O(tokens), a memcmp for those that were cached when it was opened, a hash for the others. What is to outlive the
+    process can't rely on either: ``lasting`` takes BLAKE2 of all, at many times the cost.
     """
 
-    def __init__(self, *, lasting: bool = False) -> None:
-        self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
-        self._digests: WeakKeyDictionary[Lease, _Digest] = WeakKeyDictionary()
-        self._digest = _lasting if lasting else _passing
+    def __init__(self, cache: PrefixCache, *, lasting: bool = False) -> None:
+        self._cache = cache
+        self._known: dict[str, _Known] = {}
+        self._most = _LEAST_KEPT
+        self._is_lasting = lasting
 
     def note(self, operation: MatchPrefix, engine_id: str, lease: Lease) -> None:
-        """Remember what opened ``lease``."""
-        self._leases[operation.lease_id] = lease
-        self._digests[lease] = self._digest(operation, engine_id)
+        """Remember what opened ``lease``. What is kept of leases that are gone goes when there is much of it."""
+        if self._is_lasting:
+            known: _Known = _lasting(operation, engine_id)
+        else:
+            num_held = lease.num_cached_tokens * TOKEN_BYTES if operation.parent_id is None else 0
+            known = _Passing(num_held, hash(operation.tokens[num_held:]), operation[1:], engine_id)
+        self._known[operation.lease_id] = known
+        if len(self._known) > self._most:
+            self._known = dict(self.digests(self._known))
+            self._most = max(2 * len(self._known), _LEAST_KEPT)
 
     def find(self, operation: MatchPrefix, engine_id: str) -> Lease | None:
-        """Return the latest lease of that id if an equal request opened it. It may have been released since."""
-        lease = self._leases.get(operation.lease_id)
-        known = None if lease is None else self._digests.get(lease)
-        digest = _lasting if isinstance(known, bytes) else _passing
-        return lease if known is not None and known == digest(operation, engine_id) else None
+        """Return the lease of that id if an equal request opened it."""
+        known = self._known.get(operation.lease_id)
+        lease = None if known is None else self._cache.lease_of(operation.lease_id)
+        if lease is None:
+            return None
+        if isinstance(known, _Passing):
+            return lease if self._is_equal(known, operation, engine_id, lease) else None
+        return lease if known == _lasting(operation, engine_id) else None
 
-    def digests(self, leases: Mapping[str, Lease]) -> Iterator[tuple[str, _Digest]]:
-        """Yield the ids of ``leases``, and the digests of what opened them."""
-        for lease_id, lease in leases.items():
-            if lease in self._digests:
-                yield lease_id, self._digests[lease]
+    def _is_equal(self, known: _Passing, operation: MatchPrefix, engine_id: str, lease: Lease) -> bool:
+        num_held, tail, *rest = known
+        tokens = operation.tokens
+        return (
+            rest == [operation[1:], engine_id]
+            and len(tokens) >= num_held
+            and hash(tokens[num_held:]) == tail
+            and self._cache.is_opened_with(lease, tokens[:num_held])
+        )
 
-    def restore(self, leases: Mapping[str, Lease], digests: Iterable[Sequence[Any]]) -> None:
+    def digests(self, lease_ids: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """Yield those of ``lease_ids`` that are open, and what is kept of the requests that opened them."""
+        for lease_id in lease_ids:
+            if lease_id in self._known and self._cache.lease_of(lease_id) is not None:
+                yield lease_id, self._known[lease_id]
+
+    def restore(self, digests: Iterable[Sequence[Any]]) -> None:
         """Remember what `digests` yielded, of lasting ones."""
-        for lease_id, digest in digests:
-            self._leases[lease_id] = leases[lease_id]
-            self._digests[leases[lease_id]] = digest
-
-
-def _passing(operation: MatchPrefix, engine_id: str) -> tuple[int, int]:
-    return hash(operation.tokens), hash(_rest(operation, engine_id))
+        self._known.update((lease_id, digest) for lease_id, digest in digests)
 
 
 def _lasting(operation: MatchPrefix, engine_id: str) -> bytes:
+    """As text: -1 has the hash of -2, and 0 is equal to 0.0."""
     digest = blake2b(operation.tokens, digest_size=16)
-    digest.update(_rest(operation, engine_id).encode())
+    digest.update(repr((operation[1:], engine_id)).encode())  # the tokens are first
     return digest.digest()
-
-
-def _rest(operation: MatchPrefix, engine_id: str) -> str:
-    return repr((operation[1:], engine_id))  # the tokens are first

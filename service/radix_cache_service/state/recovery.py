@@ -15,7 +15,6 @@ from radix_cache_service.config import ServerConfig
 from radix_cache_service.state.directory import Manifest, StateDir
 from radix_cache_service.state.journal import SegmentReader, StateError
 from radix_cache_service.state.ledger import Ledger
-from radix_cache_service.state.openings import Openings
 from radix_cache_service.state.snapshot import Title, load
 
 __all__ = ["Recovered", "new_ledger", "recover"]
@@ -57,7 +56,7 @@ def recover(state: StateDir, manifest: Manifest, clock: CallClock, through: int 
 
 def new_ledger(manifest: Manifest, clock: CallClock, *, lasting: bool = False) -> Ledger:
     """Return an empty ledger with the settings of a manifest."""
-    return Ledger(ServerConfig(**manifest.settings).make_cache(clock), clock, Openings(lasting=lasting))
+    return Ledger(ServerConfig(**manifest.settings).make_cache(clock), clock, is_lasting=lasting)
 
 
 def _replayed(found: Recovered, state: StateDir, manifest: Manifest, segment: int, is_last: bool) -> Recovered:

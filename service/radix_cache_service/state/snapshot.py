@@ -94,7 +94,7 @@ def _rows(name: str, ledger: Ledger, frozen: Frozen, title: Title) -> Iterable[S
     if name == "answers":
         return _answers(frozen)
     if name == "openings":
-        return ledger.openings.digests(ledger.cache._executor.leases.by_id)
+        return ledger.openings.digests(info.lease_id for info in ledger.cache.leases())
     rows: Iterable[Sequence[Any]] = getattr(frozen, name)
     return rows
 
@@ -125,7 +125,7 @@ def load(path: Path, ledger: Ledger, title: Title) -> None:
         thaw(ledger.cache, _frozen(said, tables))
         ledger.clock.resume(said["reading"])
         ledger.closed = said["closed"] and tuple(said["closed"])
-        ledger.openings.restore(ledger.cache._executor.leases.by_id, tables["openings"])
+        ledger.openings.restore(tables["openings"])
     except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
         raise StateError(f"{path} does not hold a state: {error!r:.200}") from error
 

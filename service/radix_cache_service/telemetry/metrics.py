@@ -10,6 +10,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,9 +98,11 @@ class CallMetrics:
         self.num_failures = 0
         self.tracing: Tracing | None = None
 
-    def call(self, method: str, context: Any = None) -> Call:
-        """Return a call to be entered when its handler begins. context: where tracing finds the caller's span."""
-        return Call(self, method, context)
+    def call(self, method: str, context: Any = None, ended: Callable[[], object] = lambda: None) -> Call:
+        """Return a call to be entered when its handler begins. context: where tracing finds the caller's span. ended:
+        called when the call was counted.
+        """
+        return Call(self, method, context, ended)
 
     def count(self, method: str, code: str) -> None:
         """Note a call that has no time in a handler: it was refused before it came to one, or is a stream."""
@@ -139,10 +142,11 @@ class CallMetrics:
 class Call:
     """One call in its handler, as a context manager. code: how it ended, to be set before the block is left."""
 
-    __slots__ = ("_began", "_context", "_method", "_metrics", "_span", "_waited_s", "code")
+    __slots__ = ("_began", "_context", "_ended", "_method", "_metrics", "_span", "_waited_s", "code")
 
-    def __init__(self, metrics: CallMetrics, method: str, context: Any) -> None:
+    def __init__(self, metrics: CallMetrics, method: str, context: Any, ended: Callable[[], object]) -> None:
         self.code = "OK"
+        self._ended = ended
         self._metrics = metrics
         self._method = method
         self._context = context
@@ -173,3 +177,4 @@ class Call:
                 self._span.finish(self.code, self._waited_s)
             except Exception as failure:  # noqa: BLE001 - the call is over
                 self._metrics.failed(failure)
+        self._ended()

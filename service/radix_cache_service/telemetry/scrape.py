@@ -15,17 +15,16 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from socketserver import TCPServer, ThreadingMixIn
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from radix_cache_service.telemetry.figures import Figures
-from radix_cache_service.telemetry.prometheus import families
-
 __all__ = ["Scrapes"]
+
+F = TypeVar("F")
 
 _ANSWER_S = 5.0  # for the loop to come to it
 _SILENCE_S = 10.0  # of a scraper
@@ -36,12 +35,12 @@ _log = logging.getLogger(__name__)
 class Scrapes:
     """Serves metrics at ``address``, ``host:port``. figures: called on the running event loop, with the loop's delay.
 
-    Raises `OSError` where it can't listen. address: with the real port.
+    families: makes metrics of them, off the loop. Raises `OSError` where it can't listen. address: with the real port.
     """
 
-    def __init__(self, address: str, figures: Callable[[float], Figures]) -> None:
+    def __init__(self, address: str, figures: Callable[[float], F], families: Callable[[F], Iterable[Metric]]) -> None:
         registry = CollectorRegistry()
-        registry.register(_Reader(figures, asyncio.get_running_loop()))
+        registry.register(_Reader(figures, families, asyncio.get_running_loop()))
         ProcessCollector(registry=registry)
         host, _, port = address.rpartition(":")
         self._server = _server(host, int(port))
@@ -56,21 +55,27 @@ class Scrapes:
         self._server.server_close()
 
 
-class _Reader(Collector):
+class _Reader(Collector, Generic[F]):
     """Reads the figures anew at each scrape."""
 
-    def __init__(self, figures: Callable[[float], Figures], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        figures: Callable[[float], F],
+        families: Callable[[F], Iterable[Metric]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._figures = figures
+        self._families = families
         self._loop = loop
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics. Raises `TimeoutError` if the loop does not answer."""
         asked = perf_counter()
 
-        async def read() -> Figures:
+        async def read() -> F:
             return self._figures(perf_counter() - asked)
 
-        yield from families(asyncio.run_coroutine_threadsafe(read(), self._loop).result(_ANSWER_S))
+        yield from self._families(asyncio.run_coroutine_threadsafe(read(), self._loop).result(_ANSWER_S))
 
 
 class _Server(ThreadingMixIn, WSGIServer):

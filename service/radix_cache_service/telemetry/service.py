@@ -35,9 +35,10 @@ class Telemetry:
     def start(self) -> None:
         """Open the port of the metrics. Raises `OSError` if it is taken."""
         if self._listen is not None:
-            from radix_cache_service.telemetry.scrape import Scrapes  # noqa: PLC0415 - only where it is wanted
+            from radix_cache_service.telemetry.prometheus import families  # noqa: PLC0415 - only where it is wanted
+            from radix_cache_service.telemetry.scrape import Scrapes  # noqa: PLC0415 - see above
 
-            self._scrapes = Scrapes(self._listen, self._figures)
+            self._scrapes = Scrapes(self._listen, self._figures, families)
             self.metrics_address = self._scrapes.address
 
     def _figures(self, loop_delay_s: float) -> Figures:

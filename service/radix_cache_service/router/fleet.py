@@ -1,0 +1,141 @@
+"""The nodes of a router: who fits, who serves, who has least to do."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from radix_cache.errors import InvalidArgument, ServiceUnavailable
+from radix_cache.tokens import shown
+from radix_cache_service.access.addresses import is_local
+from radix_cache_service.pb import prefix_cache_pb2
+from radix_cache_service.pb import router_pb2 as pb
+from radix_cache_service.router.config import NodeName, RouterConfig
+from radix_cache_service.router.flights import Flights
+from radix_cache_service.router.node import Link, Node
+from radix_cache_service.router.selection import Selection, Worker
+
+__all__ = ["Fleet"]
+
+_FEW = 4  # requests in flight that any node may have
+_ANYWHERE = {"0.0.0.0", "[::]", "::"}  # noqa: S104 - nothing is bound here
+
+
+class Fleet:
+    """Nodes by name. changed: called when one begins or ceases to serve.
+
+    selection: who of them has what; None before the first has said how long its blocks are. turn: to be held while it
+    chooses, since it would fail over a worker that comes or goes meanwhile, and does not see what is booked meanwhile.
+    """
+
+    def __init__(self, config: RouterConfig, flights: Flights, changed: Callable[[], None]) -> None:
+        self.by_name: dict[str, Node] = {}
+        self.selection: Selection | None = None
+        self.turn = asyncio.Lock()
+        self._config = config
+        self._flights = flights
+        self._changed = changed
+        self._link = Link(config)
+        self._numbers = itertools.count(1)
+        self._serving: dict[int, Node] = {}
+        self._layout = ""
+
+    # Coming and going.
+
+    def add(self, name: NodeName) -> Node:
+        """Add a node and begin to look for it. Raises `InvalidArgument` for a name that is taken."""
+        known = self.by_name.get(name.name)
+        if known is not None:
+            raise InvalidArgument(f"node {name.name} is there already, at {known.address}")
+        self._config.check_node_secrecy(name)
+        node = self.by_name[name.name] = Node(name, self._link, self._join, self._leave)
+        node.start()
+        return node
+
+    async def remove(self, name: str) -> None:
+        """Remove a node. Raises `InvalidArgument` for one that is not there."""
+        node = self.by_name.pop(name, None)
+        if node is None:
+            raise InvalidArgument(f"there is no node {shown(name)}")
+        await node.close()
+
+    async def close(self) -> None:
+        """Let all of them go."""
+        await asyncio.gather(*(self.remove(name) for name in list(self.by_name)))
+        if self.selection is not None:
+            await self.selection.close()
+
+    async def _join(self, node: Node, said: prefix_cache_pb2.DescribeResponse) -> None:
+        worker = Worker(next(self._numbers), *_places(node.address, said), said.events_rank)
+        self._check_likeness(said)
+        if self.selection is None:
+            self.selection = Selection(said.block_size, self._config.prefill_weight, self._config.request_weight)
+        node.worker = worker.number  # before it is added: whatever comes in between, it is removed again
+        async with self.turn:
+            await self.selection.add(worker)
+        self._serving[worker.number] = node
+        self._changed()
+
+    def _check_likeness(self, said: prefix_cache_pb2.DescribeResponse) -> None:
+        known = self._config.block_size if self.selection is None else self.selection.block_size
+        if known is not None and said.block_size != known:
+            raise InvalidArgument(f"block_size is {said.block_size} there, and {known} here")
+        if said.layout_fingerprint and self._layout and said.layout_fingerprint != self._layout:
+            raise InvalidArgument(
+                f"layout_fingerprint is {said.layout_fingerprint!r} there, and {self._layout!r} at the others"
+            )
+        self._layout = self._layout or said.layout_fingerprint
+
+    async def _leave(self, worker: int) -> None:
+        self._serving.pop(worker, None)
+        self._flights.drop(worker)
+        self._changed()
+        assert self.selection is not None
+        async with self.turn:
+            await self.selection.remove(worker)
+
+    # Who serves.
+
+    def node_of(self, worker: int) -> Node | None:
+        """Return the node that has this number now."""
+        return self._serving.get(worker)
+
+    @property
+    def serving(self) -> dict[int, Node]:
+        """The nodes that serve, by their numbers."""
+        return self._serving
+
+    def in_reach(self) -> list[int]:
+        """Return the numbers of those that may be sent one more: one at least. Raises `ServiceUnavailable`."""
+        if not self._serving:
+            raise ServiceUnavailable(f"no node serves now: {self._states() or 'there is none'}")
+        loads = {worker: self._flights.num_at(worker) for worker in self._serving}
+        most = max(_FEW, self._config.max_load * (sum(loads.values()) + 1) / len(loads))
+        return [worker for worker, load in loads.items() if load < most]
+
+    def _states(self) -> str:
+        states = [pb.NodeState.Name(node.state).removeprefix("NODE_STATE_").lower() for node in self.by_name.values()]
+        return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+
+
+def _places(address: str, said: prefix_cache_pb2.DescribeResponse) -> tuple[str, str]:
+    """Return where a node's events are, as seen from here. Raises `InvalidArgument`."""
+    if not said.events_address:
+        raise InvalidArgument(
+            "it tells of no events over ZeroMQ: it needs --events-listen, and the router a token that may read them"
+        )
+    if said.events_encrypted:
+        raise InvalidArgument(
+            "its events are encrypted, and the selection service has no keys: leave events_key_file out"
+        )
+    return _place(address, said.events_address), _place(address, said.events_replay_address)
+
+
+def _place(address: str, events: str) -> str:
+    host, _, port = events.rpartition(":")
+    if host in _ANYWHERE:
+        host = "127.0.0.1" if address.startswith("unix:") else address.rpartition(":")[0]
+    elif is_local(events) and not is_local(address):
+        raise InvalidArgument(f"its events are at {events}, which only its own machine can reach")
+    return f"{host}:{port}"

@@ -1,0 +1,160 @@
+"""One node: whether it serves, and what it is, asked again each time it begins to.
+
+Two things are looked at. A watch on its health says at once that it drains, or that its process has ended. A call each
+half heartbeat notices what says nothing: a network that is gone, a process that hangs. Whatever happens, the node is
+tried again soon, for as long as the router has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from radix_cache.errors import InvalidArgument
+from radix_cache_service.client.remote import authorization
+from radix_cache_service.errors import from_call_error
+from radix_cache_service.pb import prefix_cache_pb2, prefix_cache_pb2_grpc
+from radix_cache_service.pb import router_pb2 as pb
+from radix_cache_service.router.config import NodeName, RouterConfig
+
+__all__ = ["Link", "Node"]
+
+_SERVICE = prefix_cache_pb2.DESCRIPTOR.services_by_name["PrefixCacheService"].full_name
+_ASKED = health_pb2.HealthCheckRequest(service=_SERVICE)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_PAUSE_S = 0.2  # before a node that is gone is tried again
+_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+
+_log = logging.getLogger(__name__)
+
+
+class Link:
+    """How nodes are connected to: TLS, token, patience."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        tls, self._token = config.make_node_tls(), config.make_node_token()
+        self._credentials = None if tls is None else tls.credentials()
+        self.patience_s = config.heartbeat_s / 2
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Return a channel, which connects when it is used."""
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(address, _OPTIONS)
+        return grpc.aio.secure_channel(address, self._credentials, _OPTIONS)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...] | None:
+        """What calls say of the router."""
+        return None if self._token is None else authorization(self._token)
+
+
+class Node:
+    """A node of the router's. join: told what it says of itself when it begins to serve; sets ``worker``, or raises
+    `InvalidArgument` why it does not fit. leave: told that number when it serves no more.
+
+    worker: the number of this life of the node, while it serves. state, reason: as in the schema. num_routed: requests
+    that were sent there. num_prompt_tokens, num_cached_tokens: of those. was_asked: set once the first try has come to
+    something.
+    """
+
+    def __init__(
+        self,
+        name: NodeName,
+        link: Link,
+        join: Callable[[Node, prefix_cache_pb2.DescribeResponse], Awaitable[None]],
+        leave: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self.name, self.address = name
+        self.worker: int | None = None
+        self.state: pb.NodeState.ValueType = pb.NODE_STATE_CONNECTING
+        self.reason = "it was not heard of yet"
+        self.was_asked = asyncio.Event()
+        self.num_routed = self.num_prompt_tokens = self.num_cached_tokens = 0
+        self._link = link
+        self._join = join
+        self._leave = leave
+        self._task: asyncio.Task[NoReturn] | None = None
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._task = asyncio.create_task(self._run(), name=f"node {self.name}")
+
+    async def close(self) -> None:
+        """Look no more, and let it go."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await self._gone(pb.NODE_STATE_DOWN, "it was removed")
+
+    async def _run(self) -> NoReturn:
+        while True:
+            try:  # on a new connection: one that lost packets would wait the longer, the longer nothing came through
+                async with self._link.channel(self.address) as channel, asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._follow(channel))
+                    tasks.create_task(self._beat(channel))
+            except* Exception as group:  # noqa: BLE001 - whatever it was, the node is tried again
+                await self._gone(pb.NODE_STATE_DOWN, _reason_of(group.exceptions[0]))
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        """Do what the node's health says, until it says nothing more."""
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        async for said in stub.Watch(_ASKED):
+            if said.status == _SERVING:
+                await self._come(channel)
+            else:
+                await self._gone(pb.NODE_STATE_DRAINING, "it says that it is to be sent nothing")
+        raise _Ended
+
+    async def _beat(self, channel: grpc.aio.Channel) -> None:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        while True:
+            await stub.Check(_ASKED, timeout=self._link.patience_s)
+            await asyncio.sleep(self._link.patience_s)
+
+    async def _come(self, channel: grpc.aio.Channel) -> None:
+        stub: Any = prefix_cache_pb2_grpc.PrefixCacheServiceStub(channel)
+        request = prefix_cache_pb2.DescribeRequest()
+        said = await stub.Describe(request, timeout=self._link.patience_s, metadata=self._link.metadata)
+        try:
+            await self._join(self, said)
+        except InvalidArgument as error:
+            await self._gone(pb.NODE_STATE_REFUSED, str(error))
+        else:
+            self._is_now(pb.NODE_STATE_SERVING, "")
+
+    async def _gone(self, state: pb.NodeState.ValueType, reason: str) -> None:
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            await asyncio.shield(self._leave(worker))
+        self._is_now(state, reason)
+
+    def _is_now(self, state: pb.NodeState.ValueType, reason: str) -> None:
+        if state != self.state:
+            level = logging.INFO if state == pb.NODE_STATE_SERVING else logging.WARNING
+            said = pb.NodeState.Name(state).removeprefix("NODE_STATE_").lower()
+            _log.log(level, "node is %s", said, extra={"node": self.name, "address": self.address, "reason": reason})
+        self.state, self.reason = state, reason
+        self.was_asked.set()
+
+
+class _Ended(Exception):
+    """The watch on a node's health ended in good order."""
+
+
+def _reason_of(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return str(from_call_error(error))
+    if not isinstance(error, _Ended):
+        _log.error("a node could not be looked at", exc_info=error)
+    return "its health is not told" if isinstance(error, _Ended) else type(error).__name__

@@ -1,0 +1,473 @@
+"""A router over real servers: whom it chooses, how it balances, and what comes of nodes that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import grpc
+import pytest
+from client_help import wait_until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from helpers import cached
+from scraping import read_metrics
+from service_process import RouterProcess, ServerProcess, reason_of
+
+from radix_cache.errors import InvalidArgument, InvalidTokens, LimitExceeded, ServiceUnavailable
+from radix_cache_service import AsyncRouter, Client, LayoutMismatch, NodeInfo, Router
+from radix_cache_service.pb import router_pb2 as pb
+from radix_cache_service.pb import router_pb2_grpc as pb_grpc
+
+if find_spec("dynamo") is None:
+    pytest.skip("ai-dynamo-runtime is not installed: pip install 'radix-cache[router]'", allow_module_level=True)
+
+TENANT = ("llm", "tenant/1")
+BLOCK_SIZE = 4
+SOON_S = 30.0  # for what takes a moment, on any machine
+NODE: dict[str, Any] = {"block_size": BLOCK_SIZE, "num_blocks": 4096, "events_listen": "127.0.0.1:0"}
+
+
+def prompt(number: int, num_tokens: int = 64) -> list[int]:
+    """A prompt that shares nothing with those of other numbers."""
+    return [number * 1000 + place for place in range(num_tokens)]
+
+
+class Cluster:
+    """Servers by name, and a router of some of them."""
+
+    def __init__(self, servers: dict[str, ServerProcess], **settings: Any) -> None:
+        self.servers = servers
+        named = [f"{name}={server.address}" for name, server in servers.items()]
+        self.process = RouterProcess(node=named, **settings)
+        self.router = Router(self.process.address)
+
+    def info(self, name: str) -> NodeInfo:
+        """What the router says of a node."""
+        (found,) = (info for info in self.router.nodes() if info.node == name)
+        return found
+
+    def wait_for(self, name: str, state: str) -> None:
+        """Wait until the router says that of a node."""
+        wait_until(lambda: self.info(name).state == state, SOON_S)
+
+    def cache(self, name: str, tokens: list[int], namespace: tuple[str, ...] = ()) -> None:
+        """Let a node cache a prompt, and the router hear of it."""
+        with Client(self.servers[name].address) as client:
+            cached(client, tokens, namespace)
+        wait_until(lambda: self.known(name, tokens, namespace) == len(tokens), SOON_S)
+
+    def known(self, name: str, tokens: list[int], namespace: tuple[str, ...] = ()) -> int:
+        """How much of a prompt the router thinks that a node has."""
+        nodes = self.router.route(tokens, namespace, peek=True, with_nodes=True).nodes
+        return {each.node: each.num_cached_tokens for each in nodes}[name]
+
+    def spread(self, tokens: list[int], number: int) -> list[int]:
+        """Route a prompt several times and finish nothing; return how many each node was sent, the most first."""
+        sent = Counter(self.router.route(tokens).node for _ in range(number))
+        return sorted((sent[name] for name in self.servers), reverse=True)
+
+    def close(self) -> None:
+        self.router.close()
+        self.process.stop()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, ServerProcess]]:
+    """Three servers for all tests here that leave them as they are, but for what is cached."""
+    started = {name: ServerProcess(**NODE) for name in ("a", "b", "c")}
+    yield started
+    for server in started.values():
+        server.stop()
+
+
+@pytest.fixture
+def open_cluster(servers: dict[str, ServerProcess]) -> Iterator[Callable[..., Cluster]]:
+    """Start routers that are stopped when the test ends; of the three servers unless others are given."""
+    opened: list[Cluster] = []
+
+    def open_one(over: dict[str, ServerProcess] | None = None, **settings: Any) -> Cluster:
+        if over is None:
+            for server in servers.values():
+                with Client(server.address) as client:
+                    client.reset()
+        opened.append(Cluster(servers if over is None else over, **settings))
+        return opened[-1]
+
+    yield open_one
+    for cluster in opened:
+        cluster.close()
+
+
+@pytest.fixture
+def own() -> Iterator[dict[str, ServerProcess]]:
+    """Two servers that a test may end, and start again."""
+    started = {name: ServerProcess(**NODE) for name in ("a", "b")}
+    yield started
+    for server in started.values():
+        server.stop(signal.SIGKILL)
+
+
+# Whom it chooses.
+
+
+def test_who_has_most_of_a_prompt_is_chosen(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster()
+    cluster.cache("b", prompt(1, 32))
+    cluster.cache("c", prompt(1, 16))
+    routed = cluster.router.route(prompt(1), with_nodes=True)
+    assert (routed.node, routed.address) == ("b", cluster.servers["b"].address)
+    assert routed.num_cached_tokens == 32
+    assert [(each.node, each.num_cached_tokens) for each in routed.nodes] == [("a", 0), ("b", 32), ("c", 16)]
+
+
+def test_what_is_cached_under_another_namespace_does_not_count(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster()
+    cluster.cache("a", prompt(1), TENANT)
+    for namespace in ((), ("llm",), ("llm", "tenant", "1"), ("llm/tenant/1",)):
+        assert cluster.router.route(prompt(1), namespace, peek=True).num_cached_tokens == 0
+    assert cluster.router.route(prompt(1), TENANT).node == "a"
+
+
+def test_what_is_evicted_counts_no_more(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster()
+    cluster.cache("a", prompt(1))
+    with Client(cluster.servers["a"].address) as client:
+        client.evict(6)
+    wait_until(lambda: cluster.known("a", prompt(1)) == 64 - 6 * BLOCK_SIZE, SOON_S)
+
+
+def test_where_nobody_has_anything_the_least_load_decides(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster()
+    sent = [cluster.router.route(prompt(number)) for number in range(9)]
+    assert sorted(Counter(routed.node for routed in sent).items()) == [("a", 3), ("b", 3), ("c", 3)]
+    for routed in sent:
+        if routed.node == "b":
+            routed.finish()
+    assert {cluster.router.route(prompt(number)).node for number in (10, 11)} == {"b"}
+
+
+def test_where_all_have_the_same_the_least_load_decides(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster()
+    for name in ("a", "b", "c"):
+        cluster.cache(name, prompt(1))
+    assert cluster.spread(prompt(1), 9) == [3, 3, 3]
+
+
+def test_a_hot_prefix_does_not_melt_one_node(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster()
+    cluster.cache("a", prompt(1, 4096))
+    assert cluster.router.route(prompt(1, 4096), peek=True).node == "a"
+    sent = cluster.spread(prompt(1, 4096), 60)
+    assert sent[0] <= 1.5 * 20 + 1
+    assert sent[-1] > 0
+
+
+def test_without_our_weights_a_hot_prefix_does(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster(prefill_weight=1, request_weight=0, max_load=1e6)
+    cluster.cache("a", prompt(1, 4096))
+    assert cluster.spread(prompt(1, 4096), 60) == [60, 0, 0]
+
+
+def test_a_request_weighs_something_though_all_of_it_is_cached(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster(prefill_weight=1, request_weight=100, max_load=1e6)
+    cluster.cache("a", prompt(1, 400))
+    sent = cluster.spread(prompt(1, 400), 30)
+    assert 10 < sent[0] < 30
+
+
+# Requests in flight.
+
+
+def test_a_request_is_load_until_it_is_finished(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster()
+    cluster.cache("a", prompt(1, 32))
+    with cluster.router.route(prompt(1)) as routed:
+        info = cluster.info("a")
+        assert (info.num_requests, info.num_routed_requests, info.num_pending_tokens) == (1, 1, 32)
+        cluster.router.finish_prefill(routed.request_id)
+        assert cluster.info("a").num_pending_tokens == 0
+    assert cluster.info("a").num_requests == 0
+    routed.finish()
+    cluster.router.finish("nobody knows it")
+    cluster.router.finish_prefill("nobody knows it")
+    assert cluster.info("a").num_routed_requests == 1
+
+
+def test_who_only_asks_is_no_load(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster()
+    with cluster.router.route(prompt(1), peek=True) as routed:
+        assert routed.request_id == ""
+    assert {(info.num_requests, info.num_routed_requests) for info in cluster.router.nodes()} == {(0, 0)}
+
+
+def test_the_same_request_again_gets_the_same_node_and_counts_once(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster()
+    first = cluster.router.route(prompt(1), request_id="r")
+    assert {cluster.router.route(prompt(1), request_id="r").node for _ in range(5)} == {first.node}
+    assert sum(info.num_requests for info in cluster.router.nodes()) == 1
+    first.finish()
+    assert sum(info.num_requests for info in cluster.router.nodes()) == 0
+
+
+def test_what_nobody_finishes_is_load_for_a_time_only(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster(request_ttl=0.1, metrics_listen="127.0.0.1:0")
+    for number in range(3):
+        cluster.router.route(prompt(number))
+    wait_until(lambda: not any(info.num_requests or info.num_pending_tokens for info in cluster.router.nodes()), SOON_S)
+    metrics = read_metrics(cluster.process.metrics_address)
+    assert [sample.value for sample in metrics["radix_cache_router_requests_expired"].samples] == [3]
+
+
+def test_there_are_only_so_many_at_once(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster(max_requests=2)
+    sent = [cluster.router.route(prompt(number)) for number in range(2)]
+    with pytest.raises(LimitExceeded, match="max_requests"):
+        cluster.router.route(prompt(3))
+    cluster.router.route(prompt(3), peek=True)
+    sent[0].finish()
+    cluster.router.route(prompt(3))
+
+
+# Nodes that come and go.
+
+
+def test_a_node_that_is_killed_is_sent_nothing_until_it_is_back(
+    own: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
+) -> None:
+    cluster = open_cluster(own)
+    cluster.cache("a", prompt(1))
+    kept = cluster.router.route(prompt(1), request_id="r")
+    assert kept.node == "a"
+    address = own["a"].address
+    own["a"].stop(signal.SIGKILL)
+    cluster.wait_for("a", "down")
+    assert cluster.info("a").num_requests == 0
+    again = cluster.router.route(prompt(1), request_id="r", with_nodes=True)
+    assert (again.node, again.num_cached_tokens, [each.node for each in again.nodes]) == ("b", 0, ["b"])
+    own["a"] = ServerProcess(address, **NODE)
+    cluster.wait_for("a", "serving")
+    assert cluster.known("a", prompt(1)) == 0
+    cluster.cache("a", prompt(2))
+    assert cluster.router.route(prompt(2)).node == "a"
+
+
+def test_a_node_with_a_state_directory_comes_back_with_what_it_had(
+    tmp_path: Any, open_cluster: Callable[..., Cluster]
+) -> None:
+    settings = {**NODE, "state_dir": tmp_path / "state", "pool_epoch": "p"}
+    servers = {"a": ServerProcess(**settings)}
+    cluster = open_cluster(servers)
+    cluster.cache("a", prompt(1))
+    servers["a"].stop(signal.SIGKILL)
+    cluster.wait_for("a", "down")
+    servers["a"] = ServerProcess(servers["a"].address, **settings)
+    cluster.wait_for("a", "serving")
+    wait_until(lambda: cluster.known("a", prompt(1)) == 64, SOON_S)
+    servers["a"].stop()
+
+
+def test_a_node_that_hangs_is_noticed_though_its_connection_holds(
+    own: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
+) -> None:
+    cluster = open_cluster(own, heartbeat=3)
+    cluster.cache("a", prompt(1))
+    own["a"].process.send_signal(signal.SIGSTOP)
+    cluster.wait_for("a", "down")
+    assert cluster.router.route(prompt(1)).node == "b"
+    own["a"].process.send_signal(signal.SIGCONT)
+    cluster.wait_for("a", "serving")
+    wait_until(lambda: cluster.known("a", prompt(1)) == 64, SOON_S)
+
+
+def test_a_node_that_drains_is_sent_no_more(
+    open_cluster: Callable[..., Cluster], own: dict[str, ServerProcess]
+) -> None:
+    own["a"].stop()
+    own["a"] = ServerProcess(**NODE, drain_delay=60)
+    cluster = open_cluster(own)
+    cluster.cache("a", prompt(1))
+    own["a"].process.send_signal(signal.SIGTERM)
+    cluster.wait_for("a", "draining")
+    assert cluster.router.route(prompt(1)).node == "b"
+
+
+def test_a_node_that_joins_late_brings_what_it_has(
+    own: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
+) -> None:
+    with Client(own["b"].address) as client:
+        cached(client, prompt(1))
+    cluster = open_cluster({"a": own["a"]})
+    assert cluster.router.route(prompt(1), peek=True).node == "a"
+    info = cluster.router.add_node("b", own["b"].address)
+    assert (info.node, info.state) == ("b", "serving")
+    wait_until(lambda: cluster.known("b", prompt(1)) == 64, SOON_S)
+    assert cluster.router.route(prompt(1)).node == "b"
+    cluster.router.remove_node("b")
+    assert [each.node for each in cluster.router.nodes()] == ["a"]
+    assert cluster.router.route(prompt(1)).node == "a"
+
+
+def test_where_no_node_serves_it_is_said_so(
+    own: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
+) -> None:
+    cluster = open_cluster({})
+    with pytest.raises(ServiceUnavailable, match="no node serves now: there is none"):
+        cluster.router.route(prompt(1))
+    assert health_of(cluster) == health_pb2.HealthCheckResponse.NOT_SERVING
+    cluster.router.add_node("a", own["a"].address)
+    wait_until(lambda: health_of(cluster) == health_pb2.HealthCheckResponse.SERVING)
+    own["a"].stop(signal.SIGKILL)
+    cluster.wait_for("a", "down")
+    with pytest.raises(ServiceUnavailable, match="no node serves now: 1 down"):
+        cluster.router.route(prompt(1))
+    wait_until(lambda: health_of(cluster) == health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+def health_of(cluster: Cluster) -> int:
+    """What the router says of its readiness."""
+    with grpc.insecure_channel(cluster.process.address) as channel:
+        request = health_pb2.HealthCheckRequest(service="radixcache.v1.RouterService")
+        return health_pb2_grpc.HealthStub(channel).Check(request).status
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({**NODE, "block_size": 8}, "block_size is 8 there, and 4 here"),
+        (
+            {**NODE, "events_listen": "127.0.0.1:0", "layout_fingerprint": "other"},
+            "layout_fingerprint is 'other' there",
+        ),
+        ({"block_size": 4}, "it tells of no events over ZeroMQ: it needs --events-listen"),
+    ],
+    ids=["block size", "layout", "events"],
+)
+def test_a_node_that_does_not_fit_is_refused_with_the_reason(
+    settings: dict[str, Any], said: str, open_cluster: Callable[..., Cluster]
+) -> None:
+    first = ServerProcess(**NODE, layout_fingerprint="one")
+    with first, ServerProcess(**settings) as odd:
+        cluster = open_cluster({"a": first})
+        with pytest.raises(LayoutMismatch, match=said):
+            cluster.router.add_node("odd", odd.address)
+        assert [info.node for info in cluster.router.nodes()] == ["a"]
+        cluster.close()
+
+
+def test_a_node_that_does_not_fit_from_the_start_is_listed_with_the_reason(
+    servers: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
+) -> None:
+    cluster = open_cluster({"a": servers["a"]}, block_size=16)
+    assert cluster.info("a").state == "refused"
+    assert cluster.info("a").reason == f"block_size is {BLOCK_SIZE} there, and 16 here"
+    with pytest.raises(ServiceUnavailable, match="1 refused"):
+        cluster.router.route(prompt(1))
+
+
+# What is asked for wrongly.
+
+
+def test_bad_requests_are_refused_and_change_nothing(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster(max_tokens=100)
+    with grpc.insecure_channel(cluster.process.address) as channel:
+        stub = pb_grpc.RouterServiceStub(channel)
+
+        def refusal(request: pb.RouteRequest) -> tuple[grpc.StatusCode, str, str]:
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Route(request)
+            return (*reason_of(caught.value)[:2], caught.value.details())
+
+        tokens = grpc.StatusCode.INVALID_ARGUMENT, "INVALID_TOKENS"
+        argument = grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"
+        assert refusal(pb.RouteRequest(tokens=b"12345"))[:2] == tokens
+        said = refusal(pb.RouteRequest(token_ids=[777_777] * 101))
+        assert said == (*tokens, "a prompt has at most 100 tokens here, not 101")
+        assert refusal(pb.RouteRequest(namespace=["a"] * 1000))[:2] == argument
+        assert refusal(pb.RouteRequest(request_id="r" * 10_000))[:2] == argument
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Finish(pb.FinishRequest())
+        assert reason_of(caught.value)[:2] == argument
+        raw = channel.unary_unary("/radixcache.v1.RouterService/Route")
+        with pytest.raises(grpc.RpcError) as caught:
+            raw(b"\xff\xff\xff")
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert stub.Route(pb.RouteRequest(token_ids=range(100), peek=True)).node in {"a", "b", "c"}
+    assert {info.num_requests for info in cluster.router.nodes()} == {0}
+
+
+def test_bad_nodes_are_refused(open_cluster: Callable[..., Cluster]) -> None:
+    router = open_cluster().router
+    for name, address, said in (
+        ("a", "127.0.0.1:1", "node a is there already"),
+        ("", "127.0.0.1:1", "a node's name is"),
+        ("x y", "127.0.0.1:1", "a node's name is"),
+        ("x", "nowhere", "node x: 'nowhere' is neither"),
+        ("x", "unix:relative", "node x: 'unix:relative' is neither"),
+    ):
+        with pytest.raises(InvalidArgument, match=said):
+            router.add_node(name, address)
+    with pytest.raises(InvalidArgument, match="there is no node 'x'"):
+        router.remove_node("x")
+    assert [info.node for info in router.nodes()] == ["a", "b", "c"]
+
+
+def test_the_asyncio_client_does_the_same(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster()
+    cluster.cache("b", prompt(1), TENANT)
+
+    async def play() -> None:
+        async with AsyncRouter(cluster.process.address) as router:
+            async with await router.route(prompt(1), TENANT, "r", with_nodes=True) as routed:
+                assert (routed.node, routed.num_cached_tokens, routed.request_id) == ("b", 64, "r")
+                assert [each.node for each in routed.nodes] == ["a", "b", "c"]
+                await router.finish_prefill(routed.request_id)
+                assert [info.num_requests for info in await router.nodes()] == [0, 1, 0]
+            assert [info.num_requests for info in await router.nodes()] == [0, 0, 0]
+            with pytest.raises(InvalidArgument, match="node a is there already"):
+                await router.add_node("a", "127.0.0.1:1")
+            await router.remove_node("b")
+            assert (await router.route(prompt(1), TENANT, peek=True)).node in {"a", "c"}
+        with pytest.raises(ServiceUnavailable, match="is closed"):
+            await router.nodes()
+
+    asyncio.run(play())
+
+
+def test_bad_arguments_do_not_leave_the_client() -> None:
+    for make in (lambda: Router(""), lambda: Router("127.0.0.1:1", timeout_s=0)):
+        with pytest.raises(InvalidArgument):
+            make()
+    with Router("127.0.0.1:1") as router:
+        with pytest.raises(InvalidTokens):
+            router.route([-1])
+        with pytest.raises(InvalidArgument):
+            router.route([1], "text")
+        with pytest.raises(ServiceUnavailable):
+            router.route([1])
+    with pytest.raises(ServiceUnavailable, match="is closed"):
+        router.route([1])
+
+
+def test_a_node_that_does_not_answer_is_added_and_found_later(
+    own: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
+) -> None:
+    cluster = open_cluster({"a": own["a"]})
+    address = own["b"].address
+    own["b"].stop(signal.SIGKILL)
+    assert cluster.router.add_node("b", address).state == "down"
+    own["b"] = ServerProcess(address, **NODE)
+    cluster.wait_for("b", "serving")
+
+
+def test_it_ends_in_good_order_and_says_nothing_of_prompts(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster(log_level="debug")
+    for number in range(5):
+        cluster.router.route([987_654_321] * 64, ("secret",), request_id=f"r{number}")
+    status, errors = cluster.process.stop()
+    assert status == 0, errors
+    assert "987654321" not in errors
+    assert "secret" not in errors
