@@ -98,11 +98,13 @@ class PoolDescriptor:
         """Return it as one line."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
-    def write(self, path: str | Path) -> None:
-        """Write it to a file, which is never seen half written."""
+    def write(self, path: str | Path, mode: int = 0o600) -> None:
+        """Write it to a file, which is never seen half written. mode: who may read it, and so map a pool on a GPU."""
         target = Path(path)
         fresh = target.with_name(f"{target.name}.{os.getpid()}.new")
-        fresh.write_text(self.to_json() + "\n", encoding="utf-8")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(self.to_json() + "\n")
         fresh.replace(target)
 
     @classmethod

@@ -124,7 +124,9 @@ def test_descriptors_travel_as_json(descriptor: PoolDescriptor, tmp_path: Path) 
     text = descriptor.to_json()
     assert PoolDescriptor.from_json(text) == descriptor
     assert PoolDescriptor.read(text) == descriptor
-    descriptor.write(tmp_path / "pool.json")
+    for mode in (0o644, 0o600):
+        descriptor.write(tmp_path / "pool.json", mode)
+        assert (tmp_path / "pool.json").stat().st_mode & 0o777 == mode
     assert PoolDescriptor.read(str(tmp_path / "pool.json")) == descriptor
     assert [path.name for path in tmp_path.iterdir()] == ["pool.json"]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import random
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from radix_cache import BlockPool, PrefixCache  # noqa: E402
 from radix_cache.errors import InvalidArgument, InvalidBlocks  # noqa: E402
-from radix_cache.torch_pool import KVLayout, KVPool, free_bytes, size_pool, slot_mapping, slots, storage  # noqa: E402
+from radix_cache.torch_pool import KVLayout, KVPool, free_bytes, memory, size_pool, slot_mapping, slots, storage  # noqa: E402
 
 ORDERS = ("NHD", "HND", "MLA")
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -241,6 +243,15 @@ def test_a_share_of_free_memory() -> None:
     free = free_bytes()
     size = size_pool(layout, 0.5, free)
     assert size.num_blocks == free // 2 // layout.bytes_per_block
+
+
+def test_a_container_s_limit(tmp_path: Path) -> None:
+    assert memory._bytes_left_to_container(tmp_path) == sys.maxsize
+    for most, left in (("max\n", sys.maxsize), ("1000\n", 400), ("500\n", 0)):
+        (tmp_path / "memory.max").write_text(most)
+        (tmp_path / "memory.current").write_text("600\n")
+        assert memory._bytes_left_to_container(tmp_path) == left
+    assert 0 < free_bytes() <= memory._available_bytes() * 1.5
 
 
 def test_docs() -> None:

@@ -30,7 +30,7 @@ def allocate(num_bytes: int, device: torch.device) -> tuple[CudaHandle, torch.Te
     try:
         with torch.inference_mode(False):
             memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    except torch.OutOfMemoryError as error:
+    except torch.cuda.OutOfMemoryError as error:
         raise InvalidArgument(f"device: no room for {num_bytes:,} bytes on {device}") from error
     torch.cuda.synchronize(device)  # a reader's streams know nothing of ours
     storage: Any = memory.untyped_storage()
