@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from test_cli_serve import running_server
 from test_lab_replay import BY_HAND, plain
 
 from radix_cache import PrefixCache
-from radix_cache.lab import read_trace, replay
+from radix_cache.lab import RecordingCache, read_trace, replay
 from radix_cache_service import Client
 
 
@@ -32,6 +34,24 @@ def test_a_call_is_one_message() -> None:
         # describe, and stats before and after, are the only others.
         assert sum(client.stats().num_calls.values()) - before <= result.num_calls + 4
         assert result.num_calls == 5
+
+
+def test_a_client_is_recorded() -> None:
+    """Its own verbs, its batches, and a session's."""
+    out = io.StringIO()
+    with running_server("--num-blocks", "8", "--block-size", "2") as address, Client(address) as client:
+        cache = RecordingCache(client, out, clock=lambda: 0.0)
+        cache.release(cache.match_prefix([1, 2], num_tokens=2))
+        with cache.batch() as batch:
+            lease = batch.match_prefix([1, 2, 3, 4], num_tokens=4)
+            batch.insert(lease, [1, 2, 3, 4, 5])
+        with client.session() as session, cache.record(session.batch()) as batch:
+            batch.release(lease)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(line["input_length"], line["output_length"], line["hash_ids"]) for line in lines] == [
+        (2, 0, [0]),
+        (4, 1, [0, 1]),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,42 @@ def test_recording_a_cache(tmp_path: Path) -> None:
     assert (second.timestamp_ms, list(unpack_tokens(second.prompt))) == (1500, [0, 3])
 
 
+def test_recording_batches(tmp_path: Path) -> None:
+    """As the verbs one by one; what fails in a batch is not recorded, nor are pins and batches that never ran."""
+    out, clock = io.StringIO(), Clock(0.0)
+    cache = RecordingCache(PrefixCache(3, 2), out, clock=clock)
+    clock.advance(2.0)
+    with cache.batch() as batch:
+        lease = batch.match_prefix([1, 2, 3, 4], ("acme",), num_tokens=4)
+        batch.insert(lease, [1, 2, 3, 4, 5])
+        batch.match_prefix([7, 8, 9], num_tokens=9)  # there is no room for it
+        batch.match_prefix("no tokens", lease_id="bad")
+        pin = batch.pin([1, 2], 60.0, ("acme",))
+
+    def leave() -> None:
+        with cache.batch() as batch:
+            batch.release(lease)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        leave()
+    assert out.getvalue() == ""
+    with cache.record(cache.batch()) as batch:
+        batch.release(lease)
+        batch.unpin(pin)
+    path = tmp_path / "recorded.jsonl"
+    path.write_text(out.getvalue())
+    (request,) = read_trace(path)
+    assert (request.timestamp_ms, request.num_prompt_tokens, request.num_output_tokens) == (2000, 4, 1)
+    assert list(unpack_tokens(request.prompt)) == [0, 1]
+
+
+def test_a_text_is_no_namespace() -> None:
+    cache = RecordingCache(PrefixCache(3, 2), io.StringIO())
+    with pytest.raises(InvalidArgument, match="namespace is a tuple of strings, not str"):
+        cache.match_prefix([1], "acme")
+
+
 def test_what_fails_is_not_recorded() -> None:
     out = io.StringIO()
     cache = RecordingCache(PrefixCache(1, 2), out)

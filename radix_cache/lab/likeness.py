@@ -2,8 +2,8 @@
 
 Of a conversation it says when the next one begins, and of each of its requests how long after the one before it came,
 how many blocks it has in common with which earlier one, and how long it is. Of a first request it says how many of its
-blocks others have sent before, how long ago the last of them was, and how much of that one's path was used since. So
-lengths, turns, times and sharing stay together as they occur; means and spreads of each (`radix_cache.lab.fit`) lose
+blocks others have sent before, how many others, how long ago the last of them, and what has become of that one's path.
+So lengths, turns, times and sharing stay together as they occur; means and spreads of each (`radix_cache.lab.fit`) lose
 that. There are no ids in it, and no names but the kinds of requests.
 
 `radix_cache.lab.resample` makes traces of it.
@@ -43,13 +43,15 @@ class Turn(NamedTuple):
 
 class Chat(NamedTuple):
     """A conversation. next_ms: after it, the next one begins. age_ms: before its first request, the last of its kept
-    blocks was used, by a request that has ``num_left`` blocks more; ``num_busy`` of them were used since by others.
+    blocks was used, by a request that has ``num_left`` blocks more. ``num_busy`` of the kept ones were used since by
+    others; ``num_users`` conversations had the last of them.
     """
 
     next_ms: float
     age_ms: float
     num_busy: int
     num_left: int
+    num_users: int
     request_type: str
     turns: tuple[Turn, ...]
 
@@ -87,7 +89,7 @@ class Likeness:
         return cls(saved["num_requests"], saved["tokens_per_block"], chats)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all numbers, ready for JSON: about 30 characters for each request of the trace."""
+        """Return all numbers, ready for JSON: about 35 characters for each request of the trace."""
         return {
             "num_requests": self.num_requests,
             "tokens_per_block": self.tokens_per_block,
@@ -95,12 +97,14 @@ class Likeness:
         }
 
 
-def _chat(number: int, next_ms: float, age_ms: float, busy: int, left: int, kind: str, turns: list[list[Any]]) -> Chat:
-    _check(f"conversation {number}", (next_ms, age_ms), (busy, left))
+def _chat(
+    number: int, next_ms: float, age_ms: float, busy: int, left: int, users: int, kind: str, turns: list[list[Any]]
+) -> Chat:
+    _check(f"conversation {number}", (next_ms, age_ms), (busy, left, users))
     if not turns or not isinstance(kind, str):
         raise InvalidArgument(f"conversation {number} has a request type and one request or more")
     checked = tuple(_turn(f"request {at} of conversation {number}", at, *turn) for at, turn in enumerate(turns))
-    return Chat(next_ms, age_ms, busy, left, kind, checked)
+    return Chat(next_ms, age_ms, busy, left, users, kind, checked)
 
 
 def _turn(name: str, at: int, wait_ms: float, *sizes: int) -> Turn:
@@ -125,6 +129,7 @@ class _Looking:
         self._requests = requests
         self._trace = trace
         self._last = array("q", [-1]) * trace.num_blocks  # which request used each block last
+        self._num_users = array("q", [0]) * trace.num_blocks  # how many conversations had it
         self._begun: dict[int, Chat] = {}
         self._turns: dict[int, list[Turn]] = {}
         self._own: dict[int, dict[int, int]] = {}  # which of a conversation's turns used each of its blocks last
@@ -157,17 +162,19 @@ class _Looking:
             back = 0
             self._begun[conversation] = self._chat(number, path, num_kept)
         sizes = len(path), request.num_prompt_tokens, request.num_output_tokens
-        own.update(dict.fromkeys(path, len(turns)))
-        turns.append(Turn(round(wait_ms, 3), back, num_kept, *sizes))
         for block in path:
             self._last[block] = number
+            self._num_users[block] += block not in own
+            own[block] = len(turns)
+        turns.append(Turn(round(wait_ms, 3), back, num_kept, *sizes))
 
     def _chat(self, number: int, path: array[int], num_kept: int) -> Chat:
         request = self._requests[number]
         if not num_kept:
-            return Chat(0.0, 0.0, 0, 0, request.request_type, ())
+            return Chat(0.0, 0.0, 0, 0, 0, request.request_type, ())
         user = self._last[path[num_kept - 1]]
         age_ms = request.timestamp_ms - self._requests[user].timestamp_ms
         num_busy = next(at for at, block in enumerate(path) if self._last[block] == user)
         num_left = self._trace.num_lookups[user] - num_kept
-        return Chat(0.0, round(age_ms, 3), num_busy, num_left, request.request_type, ())
+        num_users = self._num_users[path[num_kept - 1]]
+        return Chat(0.0, round(age_ms, 3), num_busy, num_left, num_users, request.request_type, ())

@@ -1,58 +1,42 @@
 """Recording a trace that can be shared: blocks become numbers, and nothing of a prompt or a namespace is kept.
 
-A block is told by a keyed digest (BLAKE2b, the salt is its key) of itself and all before it, beginning with the
-namespace, and each new digest gets the next number. So equal prefixes have equal numbers, equal tokens in two
-namespaces have different ones, and without the salt nobody can try whether some prompt is among them. The salt is never
-written. Numbers count from 0 in each recorder: files of two recorders share none, whatever their salts.
+How, is in `radix_cache.salted`. The salt is never written. Numbers count from 0 in each recorder: files of two
+recorders share none, whatever their salts.
 
 What the trace still tells: when requests came, how long they were, and which of them share how long a prefix.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any, TextIO
 
-from radix_cache.errors import InvalidArgument
+from radix_cache.batch import Recorder
+from radix_cache.errors import InvalidArgument, RadixCacheError
 from radix_cache.lab.requests import Request
 from radix_cache.lab.writing import as_line
-from radix_cache.operations import check_count
+from radix_cache.operations import Insert, MatchPrefix, Namespace, Operation, Release, check_count, check_namespace
+from radix_cache.salted import BlockNumbers
 from radix_cache.tokens import TOKEN_BYTES, TokenIds, pack_tokens
 
 __all__ = ["Anonymizer", "RecordingCache"]
 
-_DIGEST_BYTES = 16
 
+class Anonymizer(BlockNumbers):
+    """Turns prompts into numbers for their blocks. Holds about 160 bytes for each different block.
 
-class Anonymizer:
-    """Turns prompts into numbers for their blocks. Holds about 150 bytes for each different block.
-
-    block_size: tokens in a block. salt: up to 64 bytes; None: random ones that are not kept.
+    block_size: tokens in a block. salt: 16 to 64 bytes; None: random ones that are not kept.
     """
 
     def __init__(self, block_size: int = 16, salt: bytes | None = None) -> None:
-        self.block_size = check_count(block_size, "block_size", 1)
         if salt is not None and not 16 <= len(salt) <= 64:
             raise InvalidArgument(f"a salt has 16 to 64 bytes, not {len(salt)}")
-        self._salt = os.urandom(32) if salt is None else salt
-        self._numbers: dict[bytes, int] = {}
+        super().__init__(check_count(block_size, "block_size", 1), salt)
         self._names: dict[str, int] = {}
-
-    def blocks(self, tokens: bytes, namespace: tuple[str, ...] = ()) -> array[int]:
-        """Return a number for each block of packed ``tokens``, the ragged last one included. O(tokens)."""
-        size = self.block_size * TOKEN_BYTES
-        digest = self._digest(b"".join(len(part.encode()).to_bytes(4) + part.encode() for part in namespace))
-        numbers = array("I")
-        for at in range(0, len(tokens), size):
-            digest = self._digest(digest + tokens[at : at + size])
-            numbers.append(self._numbers.setdefault(digest, len(self._numbers)))
-        return numbers
 
     def request(self, request: Request) -> Request:
         """Return a request of token ids as one of hash ids; names of conversations become numbers, too.
@@ -68,9 +52,6 @@ class Anonymizer:
             return replace(request, prompt=prompt, output=b"", conversation=conversation)
         return replace(request, prompt=prompt, output=b"", tokens_per_id=size, conversation=conversation)
 
-    def _digest(self, data: bytes) -> bytes:
-        return blake2b(data, key=self._salt, digest_size=_DIGEST_BYTES).digest()
-
 
 @dataclass(slots=True)
 class _Open:
@@ -83,11 +64,12 @@ class _Open:
 
 
 class RecordingCache:
-    """A cache or client that also writes down what is asked of it; all verbs go through to ``cache``.
+    """A cache or blocking client that also writes down what is asked of it; all verbs go through to ``cache``.
 
-    Recorded are matches, when they are released: a scheduler that matches the same request again and again records it
-    once each time it lets go. The length of an answer is what was inserted beyond the prompt. Forks are recorded as
-    what their tokens are, without the parent's; verbs inside a ``batch`` are not recorded.
+    Recorded are matches, when they are released, so lines come in the order in which requests end: readers sort them by
+    time. A scheduler that matches the same request again and again records it once each time it lets go. The length of
+    an answer is what was inserted beyond the prompt. Forks are recorded as what their tokens are, without the parent's.
+    Batches of the cache are recorded; those of a session are, if they go through `record`.
 
     out: where lines go, flushed one by one. anonymizer: its block size should be the cache's. clock: seconds.
     """
@@ -105,30 +87,66 @@ class RecordingCache:
 
     def match_prefix(self, tokens: TokenIds, namespace: Iterable[str] = (), **options: Any) -> Any:
         """Match, and remember what was asked for."""
-        prompt, namespace = pack_tokens(tokens), tuple(namespace)
-        now_ms = round((self._clock() - self._start_s) * 1000)
+        prompt, namespace = pack_tokens(tokens), check_namespace(namespace)
+        now_ms = self._now_ms()
         lease = self._cache.match_prefix(prompt, namespace, **options)
-        with self._lock:
-            self._open[lease.lease_id] = _Open(now_ms, prompt, namespace, len(prompt) // TOKEN_BYTES)
+        self._matched(lease.lease_id, now_ms, prompt, namespace)
         return lease
 
     def insert(self, lease: Any, tokens: TokenIds, offset: int = 0, **options: Any) -> Any:
         """Insert, and remember how long the request has become."""
         packed = pack_tokens(tokens)
         result = self._cache.insert(lease, packed, offset, **options)
-        with self._lock:
-            if (request := self._open.get(_id_of(lease))) is not None:
-                request.num_known = max(request.num_known, offset + len(packed) // TOKEN_BYTES)
+        self._inserted(_id_of(lease), offset + len(packed) // TOKEN_BYTES)
         return result
 
     def release(self, lease: Any, **options: Any) -> Any:
         """Release, and write the request down."""
         result = self._cache.release(lease, **options)
+        self._released(_id_of(lease))
+        return result
+
+    def batch(self, **options: Any) -> AbstractContextManager[Recorder]:
+        """Return a batch of the cache that is recorded."""
+        return self.record(self._cache.batch(**options))
+
+    @contextmanager
+    def record(self, batch: Any) -> Iterator[Recorder]:
+        """Enter ``batch``, a session's say, and when it has run record those of its verbs that did not fail."""
+        with batch as verbs:
+            yield verbs
+        now_ms = self._now_ms()
+        for operation, pending in verbs._recorded:
+            with suppress(RadixCacheError):
+                pending.result()
+                self._note(operation, now_ms)
+
+    def _note(self, operation: Operation, now_ms: float) -> None:
+        match operation:
+            case MatchPrefix(pin_s=None):
+                self._matched(operation.lease_id, now_ms, operation.tokens, operation.namespace)
+            case Insert():
+                self._inserted(operation.lease_id, operation.offset + len(operation.tokens) // TOKEN_BYTES)
+            case Release():
+                self._released(operation.lease_id)
+
+    def _matched(self, lease_id: str, now_ms: float, prompt: bytes, namespace: Namespace) -> None:
         with self._lock:
-            if (request := self._open.pop(_id_of(lease), None)) is not None:
+            self._open[lease_id] = _Open(now_ms, prompt, namespace, len(prompt) // TOKEN_BYTES)
+
+    def _inserted(self, lease_id: str, num_tokens: int) -> None:
+        with self._lock:
+            if (request := self._open.get(lease_id)) is not None:
+                request.num_known = max(request.num_known, num_tokens)
+
+    def _released(self, lease_id: str) -> None:
+        with self._lock:
+            if (request := self._open.pop(lease_id, None)) is not None:
                 self._out.write(as_line(self._recorded(request)))
                 self._out.flush()
-        return result
+
+    def _now_ms(self) -> float:
+        return round((self._clock() - self._start_s) * 1000)
 
     def _recorded(self, request: _Open) -> Request:
         num_tokens = len(request.prompt) // TOKEN_BYTES

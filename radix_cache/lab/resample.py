@@ -2,13 +2,14 @@
 
 Each conversation comes once, not far from its place in the trace, so that what changes in the course of it is kept; all
 have come before one comes again. What a first request shares with others it gets from one that came about as long
-before as in the trace; among those near in time, from the one whose path is most like the path of then: as long beyond
-what is shared, and in as much use by others. Without that, popular beginnings would be used too often and all others
-too seldom.
+before as in the trace; among those near in time, from the one whose path is most like the path of then: what is shared
+of it was shared by as many, and in as much use since, and it goes on as long. Without that, what few shared would be
+shared by many, and the other way round.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 from bisect import bisect_left
@@ -75,7 +76,7 @@ def _request(tokens_per_block: int, open_chat: _Open, past: _Past, now_ms: float
     chat, paths = open_chat.chat, open_chat.paths
     turn = chat.turns[len(paths)]
     kept = paths[-turn.back][: turn.num_kept] if turn.back else past.beginning(chat, now_ms)
-    path = past.add(now_ms, kept, turn.num_blocks - len(kept))
+    path = past.add(now_ms, kept, turn.num_blocks - len(kept), is_first=not paths)
     paths.append(path)
     return Request(
         timestamp_ms=round(now_ms, 3),
@@ -96,13 +97,17 @@ class _Past:
         self._times = array("d")
         self._paths: list[array[int]] = []
         self._last = array("q")
+        self._num_users = array("q")  # how many conversations had a block
 
-    def add(self, now_ms: float, kept: array[int], num_new: int) -> array[int]:
-        """Return the path of a request: what it keeps, and new blocks. O(blocks)."""
+    def add(self, now_ms: float, kept: array[int], num_new: int, *, is_first: bool) -> array[int]:
+        """Return the path of a request: what it keeps, of others if it is a first one, and new blocks. O(blocks)."""
         path = kept + array("I", range(len(self._last), len(self._last) + num_new))
         self._last.extend([0] * num_new)
+        self._num_users.extend([1] * num_new)
         for block in path:
             self._last[block] = len(self._paths)
+        for block in kept if is_first else ():
+            self._num_users[block] += 1
         self._times.append(now_ms)
         self._paths.append(path)
         return path
@@ -112,26 +117,23 @@ class _Past:
         num_kept = chat.turns[0].num_kept
         if not num_kept:
             return array("I")
-        found, least = None, None
-        num_choices = 0
-        for number in islice(self._nearest(now_ms - chat.age_ms), _MAX_LOOKED_AT):
-            path = self._paths[number]
-            if len(path) < num_kept:
-                continue
-            if self._last[path[num_kept - 1]] != number:
-                found = path if found is None else found
-                continue
-            num_choices += 1
-            unlike = abs(len(path) - num_kept - chat.num_left) + abs(self._num_busy(number) - chat.num_busy)
-            if least is None or unlike < least:
-                found, least = path, unlike
-            if not unlike or num_choices == _MAX_CHOICES:
-                break
-        return array("I") if found is None else found[:num_kept]
+        near = islice(self._nearest(now_ms - chat.age_ms), _MAX_LOOKED_AT)
+        long_enough = [number for number in near if len(self._paths[number]) >= num_kept]
+        latest = (number for number in long_enough if self._last[self._paths[number][num_kept - 1]] == number)
+        found = min(
+            islice(latest, _MAX_CHOICES), key=lambda number: self._unlikeness(number, chat, num_kept), default=None
+        )
+        if found is None:
+            found = next(iter(long_enough), None)
+        return array("I") if found is None else self._paths[found][:num_kept]
 
-    def _num_busy(self, number: int) -> int:
-        """Return how many blocks of a request's path others have used since: a beginning of it. O(log blocks)."""
-        return bisect_left(self._paths[number], -number, key=lambda block: -self._last[block])
+    def _unlikeness(self, number: int, chat: Chat, num_kept: int) -> float:
+        """Return how unlike a request's path is to the one that ``chat`` began with. O(log blocks)."""
+        path = self._paths[number]
+        num_busy = bisect_left(path, -number, key=lambda block: -self._last[block])  # used since: a beginning
+        lengths = abs(len(path) - num_kept - chat.num_left) + abs(num_busy - chat.num_busy)
+        users = (self._num_users[path[num_kept - 1]] + 1) / (chat.num_users + 1)
+        return lengths / (num_kept + chat.num_left) + abs(math.log(users))
 
     def _nearest(self, time_ms: float) -> Iterator[int]:
         """Yield the requests, those first that are nearest to a time."""
