@@ -54,9 +54,13 @@ class Pending(Generic[T]):
 
 
 class Recorder:
-    """The verbs of a cache, written down. Arguments and answers are those of `radix_cache.PrefixCache`."""
+    """The verbs of a cache, written down. Arguments and answers are those of `radix_cache.PrefixCache`.
 
-    def __init__(self) -> None:
+    is_numbered: by the caller, so it may be a repetition, whose first time ended leases that it names.
+    """
+
+    def __init__(self, is_numbered: bool = False) -> None:
+        self._is_numbered = is_numbered
         self._recorded: list[tuple[Operation, Pending[Any]]] = []
         self._failed: dict[str, RadixCacheError] = {}  # leases whose match was refused when it was written down
         self._opened: set[str] = set()
@@ -77,7 +81,7 @@ class Recorder:
         """Find the longest cached prefix, lock it and allocate."""
         opened = operations.new_lease_id() if lease_id is None else lease_id
         return self._record(
-            lambda: operations.match_prefix(
+            lambda parent: operations.match_prefix(
                 tokens, namespace, max_tokens, num_tokens, num_blocks, parent, opened, hints, partial
             ),
             opened,
@@ -88,56 +92,59 @@ class Recorder:
         self, lease: object, num_tokens: int | None = None, num_blocks: int | None = None
     ) -> Pending[array[int]]:
         """Grow the block table."""
-        return self._record(lambda: operations.allocate(lease, num_tokens, num_blocks), needs=lease)
+        return self._record(lambda lease: operations.allocate(lease, num_tokens, num_blocks), needs=lease)
 
     def insert(
         self, lease: object, tokens: TokenIds, offset: int = 0, hints: Hints | None = None
     ) -> Pending[InsertResult]:
         """Publish whole blocks."""
-        return self._record(lambda: operations.insert(lease, tokens, offset, hints), needs=lease)
+        return self._record(lambda lease: operations.insert(lease, tokens, offset, hints), needs=lease)
 
     def free(self, lease: object, block_ids: BlockIds) -> Pending[None]:
         """Give back redundant blocks or the tail of the table."""
-        return self._record(lambda: operations.free(lease, block_ids), needs=lease)
+        return self._record(lambda lease: operations.free(lease, block_ids), needs=lease)
 
     def release(self, lease: object) -> Pending[None]:
         """End the lease."""
-        return self._record(lambda: operations.release(lease), needs=lease)
+        return self._record(operations.release, needs=lease)
 
     def renew(self, lease: object, ttl_s: float | None = None) -> Pending[None]:
         """Let the lease live on."""
-        return self._record(lambda: operations.renew(lease, ttl_s), needs=lease)
+        return self._record(lambda lease: operations.renew(lease, ttl_s), needs=lease)
 
     def probe(self, tokens: TokenIds, namespace: Iterable[str] = ()) -> Pending[int]:
         """Count cached tokens."""
-        return self._record(lambda: operations.probe(tokens, namespace))
+        return self._record(lambda _: operations.probe(tokens, namespace))
 
     def evict(self, num_blocks: int) -> Pending[int]:
         """Return evictable blocks to the pool; the answer is how many."""
-        return self._record(lambda: operations.evict(num_blocks))
+        return self._record(lambda _: operations.evict(num_blocks))
 
     def reset(self, namespace: Iterable[str] | None = None, tokens: TokenIds | None = None) -> Pending[None]:
         """Forget what is cached."""
-        return self._record(lambda: operations.reset(namespace, tokens))
+        return self._record(lambda _: operations.reset(namespace, tokens))
 
     def pin(
         self, tokens: TokenIds, ttl_s: float, namespace: Iterable[str] = (), lease_id: str | None = None
     ) -> Pending[Lease]:
         """Keep the cached part of a prefix resident."""
         opened = operations.new_lease_id() if lease_id is None else lease_id
-        return self._record(lambda: operations.pin(tokens, ttl_s, namespace, opened), opened)
+        return self._record(lambda _: operations.pin(tokens, ttl_s, namespace, opened), opened)
 
     def unpin(self, pin: object) -> Pending[None]:
         """End a pin."""
-        return self._record(lambda: operations.unpin(pin), needs=pin)
+        return self._record(operations.unpin, needs=pin)
 
-    def _record(self, make: Callable[[], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
+    def _record(self, make: Callable[[Any], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
+        """Write down what ``make`` makes of the lease that it ``needs``."""
         self._check_open()
+        if self._is_numbered and isinstance(needs, Lease) and needs._ended is not None:
+            needs = needs.lease_id
         pending: Pending[Any] = Pending(opens if opens is not None else getattr(needs, "lease_id", None))
         try:
             if needs is not None:
                 self._check_needed(needs, operations.lease_id_of(needs))
-            self._recorded.append((make(), pending))
+            self._recorded.append((make(needs), pending))
             if opens is not None:
                 self._failed.pop(opens, None)
                 self._opened.add(opens)
@@ -178,8 +185,8 @@ class Batch(Recorder):
     run: carries the operations to a cache and returns their outcomes, in order.
     """
 
-    def __init__(self, run: Callable[[list[Operation]], list[Outcome]]) -> None:
-        super().__init__()
+    def __init__(self, run: Callable[[list[Operation]], list[Outcome]], is_numbered: bool = False) -> None:
+        super().__init__(is_numbered)
         self._run = run
 
     def __enter__(self) -> Batch:

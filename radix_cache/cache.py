@@ -301,7 +301,7 @@ class PrefixCache:
         `InvalidArgument` for what is no such number.
         """
         _check_seq(seq, engine_id)
-        return Batch(lambda recorded: self.run(recorded, engine_id=engine_id, seq=seq, strict=strict))
+        return Batch(lambda recorded: self.run(recorded, engine_id=engine_id, seq=seq, strict=strict), seq is not None)
 
     @overload
     def run(

@@ -31,6 +31,7 @@ from radix_cache.tokens import TOKEN_BYTES
 __all__ = ["PrefixIndex"]
 
 _MAX_EXTENDED_BYTES = 64 * 1024  # a span is not extended beyond this: each extension copies it
+_MAX_GUESSED_CHILDREN = 8  # of more, the one that was taken last is too seldom the next
 _MAX_TRIMMED_BLOCKS = 256  # of a longer leaf this much is cut off first: each trim copies the rest
 
 
@@ -110,7 +111,8 @@ class PrefixIndex:
                     covered = common_prefix(child.tokens, data, at, limit, block_bytes)
                     block_ids.append(child.block_ids[: covered // block_bytes * BLOCK_ID_BYTES])
                     return node, at, child, covered
-                node.recent = child
+                few = type(children) is dict and len(children) <= _MAX_GUESSED_CHILDREN
+                node.recent = child if few else None
             block_ids.append(child.block_ids)
             node = child
             at = child.end - start

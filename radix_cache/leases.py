@@ -15,6 +15,7 @@ import heapq
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 from radix_cache.errors import InvalidBlocks, LeaseExpired, UnknownLease
 from radix_cache.hints import NO_HINTS
@@ -54,6 +55,7 @@ class Lease:
         "_node",
         "_num_queried_tokens",
         "_opened_at",
+        "_opening",
         "_partial",
         "_parts",
         "_private",
@@ -100,6 +102,7 @@ class Lease:
         self.num_partial_tokens = 0
         self.is_pin = False
         self._opened_at = 0.0
+        self._opening: Any = None  # what a server keeps of the request that it came from
         self._engine: _Engine | None = None
         self._deadline = 0.0  # own promise; an engine's may be later
         self._is_scheduled = False  # whether the heap of deadlines has it; once, and no later than its deadline

@@ -33,8 +33,8 @@ class Node:
     block_ids: one int32 for each block of the span.
     end: position of the span's end, in bytes of the prompt; 0 in a root.
     children: first block of the child's span -> child; None where there are none.
-    recent: the child that the last walk through this node went on to, to be tried first; None: any. A shortcut, on
-    which no answer depends.
+    recent: the child that the last walk through this node went on to, to be tried first; None where there are many, or
+    none yet. A shortcut, on which no answer depends.
     num_locks: leases that end here + children with locks.
     last_access: logical time of the last match or insert that covered this node.
     created: logical time at which its first block came.

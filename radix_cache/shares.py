@@ -122,19 +122,26 @@ class SharedPolicy(EvictionPolicy):
 
     def _urgency_of(self, number: int) -> Any:
         """Return the urgency of an order's first leaf, None where it has none."""
-        leaf = self.victim_of(self._shares[number])
+        leaf = self._use(self._shares[number]).first()
         return None if leaf is None else self._policy.urgency(leaf)
+
+    def _settle(self) -> None:
+        """Bring to their places the leaves that time has moved."""
+        for leaf in self._policy.overdue():
+            self.touch(leaf)
 
     def victim(self) -> Node | None:
         """Return the most urgent leaf of all, whoever has it. O(log shares), O(shares) where urgency does not last."""
         if not self._policy.has_lasting_urgency:
             return self._most_urgent(self._shares)
+        self._settle()
         found = [first for first in (self._open.first(), self._kept.first()) if first is not None]
-        return self.victim_of(self._shares[min(found)[1]]) if found else None
+        return self._use(self._shares[min(found)[1]]).first() if found else None
 
     def victim_of(self, share: Share | None) -> Node | None:
         """Return the share's own next leaf."""
-        return self._use(share).victim()
+        self._settle()
+        return self._use(share).first()
 
     def victim_for(self, share: Share | None) -> tuple[Node | None, int]:
         """Return the most urgent leaf that ``share`` may take, and how many blocks of it. As `victim` in cost."""
@@ -145,14 +152,16 @@ class SharedPolicy(EvictionPolicy):
         return leaf, 0 if leaf is None else min(_num_to_take(leaf.root.share, share), leaf.num_blocks)  # type: ignore[union-attr]
 
     def _first_for(self, share: Share | None) -> Node | None:
+        self._settle()
         while (first := self._open.first()) is not None and not _num_to_take(self._shares[first[1]], None):
             self._kept.lower(first[1], self._open.leave_out(first[1]))
         found = [] if first is None else [first]
         if share is not None and (own := self._urgency_of(self._numbers[share])) is not None:
             found.append((own, self._numbers[share]))
-        return self.victim_of(self._shares[min(found)[1]]) if found else None
+        return self._use(self._shares[min(found)[1]]).first() if found else None
 
     def _most_urgent(self, shares: Iterable[Share | None]) -> Node | None:
+        self._settle()
         self._policy.weigh()
         heads = [leaf for share in shares for leaf in self._use(share).heads()]
         return min(heads, key=self._policy.urgency, default=None)

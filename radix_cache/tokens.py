@@ -23,7 +23,7 @@ _BIG_ENDIAN = sys.byteorder == "big"
 _MAX_BLOCK_ID = 2**31 - 1
 _WIDE = "w" if "w" in typecodes else "u"  # 32-bit characters; "u" left Python in 3.16, "w" came in 3.13
 _MAX_ASKED = 64
-_SCANNED_BYTES = 16 * 1024
+_SCANNED_BYTES = 32 * 1024
 
 
 TokenIds: TypeAlias = "bytes | bytearray | memoryview | Sequence[int] | array[int] | Any"

@@ -59,6 +59,19 @@ def test_a_batch_again_gets_the_same_answers_and_changes_nothing(client: Client)
         others[0].result()
 
 
+def test_what_a_batch_found_unknown_may_be_there_when_it_is_repeated(client: Client) -> None:
+    """The same answer again is about the moment of the first one."""
+    for _ in range(2):
+        with client.batch(seq=1) as batch:
+            refused = batch.release("a")
+            opened = batch.match_prefix([1], num_tokens=2, lease_id="a")
+        with pytest.raises(UnknownLease):
+            refused.result()
+        client.allocate(opened.result(), num_tokens=4)
+    assert len(opened.result().block_table) == 2
+    assert client.stats().num_leases == 1, "and a close gives it back"
+
+
 def test_an_old_number_is_refused_whatever_is_in_the_batch(client: Client) -> None:
     with client.batch(seq=5) as batch:
         batch.probe([1])

@@ -135,11 +135,13 @@ def test_the_kept_answer_to_a_repeated_batch_is_no_proof(server: ServerProcess, 
 
 
 def test_an_answer_that_was_read_late_is_no_proof(server: ServerProcess, clock: FileClock) -> None:
-    with silent_client(server.address, clock) as client, client.session() as session:
+    other = Client(server.address)
+    with other, silent_client(server.address, clock) as client, client.session() as session:
         lease = client.match_prefix([1], num_tokens=2)
         with session.submit() as batch:
             grown = batch.allocate(lease, num_tokens=4)
             opened = batch.match_prefix([2], num_tokens=2)
+        wait_until(lambda: other.stats().num_leases == 2)
         clock.advance(LATE_S)
         client.heartbeat()
         assert len(grown.result()) == 1

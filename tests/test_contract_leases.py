@@ -102,6 +102,31 @@ class TestFork:
             cache.match_prefix([], parent=parent)
 
 
+class TestObject:
+    def test_of_a_lease_that_is_gone_is_not_the_one_that_has_its_name_now(self, cache: Caller) -> None:
+        """Names may be chosen, and used again; the old object still means the old lease."""
+        old = cache.match_prefix([1], num_blocks=1, lease_id="a")
+        cache.release(old)
+        new = cache.match_prefix([2], num_blocks=1, lease_id="a")
+        for call in (
+            lambda: cache.allocate(old, num_blocks=1),
+            lambda: cache.insert(old, [1, 1]),
+            lambda: cache.free(old, old.block_table),
+            lambda: cache.renew(old),
+            lambda: cache.match_prefix([3], parent=old),
+            lambda: cache.release(old),
+        ):
+            with pytest.raises(UnknownLease):
+                call()
+        with cache.batch() as batch:
+            refused, grown = batch.allocate(old, num_blocks=1), batch.allocate(new, num_blocks=1)
+        with pytest.raises(UnknownLease):
+            refused.result()
+        assert len(grown.result()) == 1
+        assert len(new.block_table) == 2
+        assert counters(cache.stats()).leased == 2
+
+
 class TestReset:
     def test_covers_the_namespaces_that_begin_alike(self, cache: Caller) -> None:
         """A prefix of the tuple, never of a joined string; none of them is all of them."""

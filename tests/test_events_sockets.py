@@ -26,9 +26,9 @@ WAIT_MS = 5000
 class Published:
     """A cache whose events are published."""
 
-    def __init__(self, form: str = "map", **options: Any) -> None:
-        self.cache = PrefixCache(64, 2)
-        self.stream = EventStream(self.cache, encode=EventEncoder(2, form, 3), **options)
+    def __init__(self, form: str = "map", block_size: int = 2, **options: Any) -> None:
+        self.cache = PrefixCache(64, block_size)
+        self.stream = EventStream(self.cache, encode=EventEncoder(block_size, form, 3), **options)
         self.sockets = EventSockets(self.stream, ANY, ANY, "kv@x:1@m", 8)
         self.sockets.start()
         self.stream.start()
@@ -232,3 +232,24 @@ def test_hashes_of_any_size_are_decoded_as_they_are() -> None:
     _, (stored, removed, _), _ = msgspec.msgpack.decode(EventEncoder(1)(events))
     assert stored["parent_block_hash"] == 2**64 - 1
     assert stored["block_hashes"] == removed["block_hashes"] == numbers
+
+
+def test_tokens_of_any_size_are_decoded_as_they_are() -> None:
+    tokens = [0, 1, 127, 128, 255, 256, 65535, 65536, 2**31, 2**32 - 1, 0x01020304]
+    _, (stored,), _ = msgspec.msgpack.decode(EventEncoder(1)([BlockStored((), None, [*range(11)], packed(tokens))]))
+    assert stored["token_ids"] == tokens
+
+
+def test_a_large_message_is_the_same_at_both_ports(publish: Callable[..., Published], peers: Peers) -> None:
+    published = publish(block_size=1024)
+    reader = subscribed(peers, published)
+    tokens = [number % 70_001 for number in range(60 * 1024)]
+    cached(published.cache, tokens)
+    _, (stored,) = next_events(reader)
+    asker = peers.socket(zmq.DEALER)
+    asker.connect(f"tcp://{published.replay_address}")
+    asker.send_multipart([b"", (0).to_bytes(8, "big")])
+    assert asker.poll(WAIT_MS)
+    _, (_, (_, again), _) = read(asker.recv_multipart()[1:])
+    assert again == stored
+    assert stored["token_ids"] == tokens

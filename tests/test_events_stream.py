@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from helpers import cached
+from helpers import cached, packed
 from mirror import Mirror, walked
 
 from radix_cache import PrefixCache
@@ -62,6 +62,39 @@ def test_a_call_is_a_batch_and_numbers_go_on_from_the_clock() -> None:
         assert [type(event) for event in batch.events] == [BlockStored]
     (beat,) = stepped.turn(is_due=True)
     assert (beat.seq, beat.events) == (start + 4, [])
+
+
+def test_what_waits_comes_in_order_however_much_it_is() -> None:
+    stepped = Stepped()
+    before = stepped.stream.last_seq
+    for number in range(200):
+        cached(stepped.cache, [number])
+    batches = stepped.turn()
+    assert [batch.seq for batch in batches] == list(range(before + 1, before + 1 + len(batches)))
+    stored = [event.tokens for batch in batches for event in batch.events if isinstance(event, BlockStored)]
+    assert stored == [packed([number]) for number in range(200)]
+
+
+def test_what_was_made_before_a_failure_is_sent() -> None:
+    stepped = Stepped()
+    encode = stepped.stream._encode
+
+    def fail_at_the_third(events: Any, rest: Any) -> bytes:
+        if len(stepped.stream._kept._batches) == 3:
+            stepped.stream._encode = encode
+            raise ValueError("once")
+        return b""
+
+    stepped.stream._encode = fail_at_the_third
+    for number in range(5):
+        cached(stepped.cache, [number])
+    first = stepped.turn()
+    (anew,) = stepped.turn()
+    assert [batch.is_reset for batch in first] == [False, False]
+    assert (anew.seq, anew.is_reset) == (first[-1].seq + 1, True)
+    mirror = Mirror()
+    mirror.read(anew.events)
+    assert mirror.parents == walked(stepped.cache)
 
 
 def test_what_is_there_at_the_start_is_published_first() -> None:

@@ -71,11 +71,13 @@ def test_it_follows_cuts_and_joins() -> None:
     tree.check_integrity()
 
 
-def test_one_of_a_wide_node() -> None:
-    tree, root = tree_of(*([token, 1] for token in range(3000)))
-    assert root.recent is root.children.get((2999).to_bytes(4, "little"))  # type: ignore[union-attr]
-    assert all(tree.probe([token, 1, 2]) == 2 for token in (2999, 0, 1500, 1500))
-    tree.evict(6000)
+@pytest.mark.parametrize("num_children", [8, 9, 3000])
+def test_one_of_many_is_not_guessed(num_children: int) -> None:
+    """It would be wrong nearly always; and nothing is left of a guess from when they were few."""
+    tree, root = tree_of(*([token, 1] for token in range(num_children)))
+    assert (root.recent is None) is (num_children > 8)
+    assert all(tree.probe([token, 1, 2]) == 2 for token in (num_children - 1, 0, 5, 5))
+    tree.evict(2 * num_children)
     assert tree.num_nodes == 0
 
 

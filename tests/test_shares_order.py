@@ -4,11 +4,13 @@ same one as without limits where none binds.
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from helpers import cached
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_frozen import Driver, Step, steps
+from test_frozen import VERBS, Driver, Step, steps
 
 from radix_cache import NamespaceLimit, PrefixCache
 from radix_cache.foremost import Foremost
@@ -39,7 +41,7 @@ def policy_of(cache: PrefixCache) -> EvictionPolicy:
 
 def test_most_policies_have_an_urgency_that_lasts() -> None:
     """Those whose scores move with the time do not."""
-    assert set(BUILT_IN) - set(LASTING) == {"priority", "steps-to-execution", "workload-aware", "flop-aware"}
+    assert set(BUILT_IN) - set(LASTING) == {"steps-to-execution", "workload-aware", "flop-aware"}
 
 
 @pytest.mark.parametrize("policy", LASTING)
@@ -60,6 +62,23 @@ def test_limits_that_never_bind_change_nothing(policy: str, history: list[Step])
     plain, limited = driver(policy, {}), driver(policy, LOOSE)
     for step in history:
         assert plain.do(step) == limited.do(step), step
+
+
+@pytest.mark.parametrize("policy", [*BUILT_IN, *TUNED])
+@pytest.mark.parametrize("limits", [BINDING, LOOSE])
+def test_time_may_pass_within_a_call(policy: str, limits: dict[tuple[str, ...], NamespaceLimit]) -> None:
+    """A priority that ends while victims are compared is one of the next call; nobody is in another's order."""
+    made = driver(policy, limits)
+    draw = random.Random(4)
+
+    def moving() -> float:
+        made.clock.advance(0.1)
+        return made.clock.now
+
+    made.cache._executor.index.policy._policy.clock = moving  # type: ignore[attr-defined]
+    for _ in range(500):
+        made.do(Step(draw.choice(VERBS), draw.randrange(100), draw.randrange(13), draw.randrange(100)))
+    made.cache.check_integrity()
 
 
 def test_an_eviction_looks_at_few_of_a_thousand_groups() -> None:

@@ -70,11 +70,18 @@ def test_it_is_the_same_still_when_the_lease_has_gone_on(cache: PrefixCache, las
     assert openings.find(asked(prompt), "E") is None
 
 
-def test_what_is_kept_is_bounded_by_what_is_open(cache: PrefixCache) -> None:
-    openings = Openings(cache)
-    kept = opened(cache, openings, asked([1, 2], "kept", num_tokens=2))
-    for number in range(20_000):
-        cache.release(opened(cache, openings, asked([1, 2], f"{number}", num_tokens=2)))
-    assert len(openings._known) <= 4097
-    assert openings.find(asked([1, 2], "kept", num_tokens=2), "E") is kept
-    assert [lease_id for lease_id, _ in openings.digests(["kept", "19999", "never"])] == ["kept"]
+def test_what_is_kept_is_of_leases_that_are_open(cache: PrefixCache) -> None:
+    """And can be given to a copy of the cache, if it is to last."""
+    openings = Openings(cache, lasting=True)
+    kept = opened(cache, openings, asked([1, 2], "kept"))
+    cache.release(opened(cache, openings, asked([1, 2], "gone")))
+    cache.match_prefix([1, 2], ("n",), lease_id="of nobody's request")
+    digests = list(openings.digests(["kept", "gone", "of nobody's request", "never"]))
+    assert [lease_id for lease_id, _ in digests] == ["kept"]
+    kept._opening = None
+    again = Openings(cache)
+    assert again.find(asked([1, 2], "kept"), "E") is None
+    again.restore(digests)
+    assert again.find(asked([1, 2], "kept"), "E") is kept
+    with pytest.raises(LookupError):
+        again.restore([("gone", b"")])

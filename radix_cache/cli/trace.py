@@ -183,7 +183,7 @@ def record(
     """Turn a TRACE of token ids or a chat log into one of salted hash ids, which can be shared.
 
     Blocks become numbers, names of conversations, too; nothing of a prompt is kept. `radix_cache.lab.RecordingCache`
-    does the same to a cache or a client while it is in use.
+    does the same to a cache or a client while it is in use, `radix-cache serve --record-file` to a server.
     """
     salt = None if salt_file is None else salt_file.read_bytes()
     anonymizer = checked(lambda: Anonymizer(block_size, salt))

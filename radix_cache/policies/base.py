@@ -32,8 +32,8 @@ class EvictionPolicy(ABC):
     name: what users call it.
     merges_touched: whether blocks touched at the same time are alike to it, whenever they came, so that a leaf may grow
     in place. Only recency alone allows that.
-    has_lasting_urgency: whether `urgency` of a leaf changes only when it is touched or added; then the victims of many
-    groups with limits are compared in O(log groups) and not one by one.
+    has_lasting_urgency: whether `urgency` of a leaf changes only when it is touched or added, or when `overdue` names
+    it; then the victims of many groups with limits are compared in O(log groups) and not one by one.
     clock: seconds, never going back, for policies that need them; a cache puts its own here.
     """
 
@@ -117,12 +117,22 @@ class EvictionPolicy(ABC):
         """Return what compares this policy's victim with that of another of its kind; the smallest goes first."""
         return leaf.last_access
 
+    def overdue(self) -> Iterable[Node]:
+        """Yield leaves, of any order, whose urgency has changed because time has passed; each is touched before the
+        next.
+        """
+        return ()
+
+    def first(self) -> Node | None:
+        """Return the victim, as far as `overdue` is done with."""
+        return self.victim()
+
     def weigh(self) -> None:  # noqa: B027 - optional
         """Leaves of several orders are about to be compared by `urgency`."""
 
     def heads(self) -> list[Node]:
         """Return leaves of this order, the victim among them, all unlocked; by `urgency` it is found."""
-        leaf = self.victim()
+        leaf = self.first()
         return [] if leaf is None else [leaf]
 
     # Called only where a policy overrides them.

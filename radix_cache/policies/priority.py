@@ -4,7 +4,7 @@ retention).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sortedcontainers import SortedList
@@ -30,7 +30,6 @@ class Priority(ScoredPolicy):
     """
 
     name = "priority"
-    has_lasting_urgency = False  # it may end with time alone, which `victim` finds out
     # A node's record: the priority without end; the one with an end; its seconds, if its clock stands still; when it
     # ends, or ended; and the logical time at which that was noticed.
 
@@ -38,11 +37,7 @@ class Priority(ScoredPolicy):
         super().__init__()
         self.default = check_count(default, "default", -MAX_PRIORITY, MAX_PRIORITY)
         self._now = 0
-        self._ends: SortedList[Any] = SortedList()  # when a ranked leaf's priority ends
-
-    def empty_order(self) -> dict[str, Any]:
-        """Return two sorted lists."""
-        return {**super().empty_order(), "_ends": SortedList()}
+        self._ends: SortedList[Any] = SortedList()  # when a ranked leaf's priority ends, whatever order it is in
 
     def update(self, node: Node, end: int, counts: bool, hints: Hints) -> None:
         """Take the request's priority into account."""
@@ -111,18 +106,14 @@ class Priority(ScoredPolicy):
         if ranking[0][-1]:
             self._ends.add((ranking[0][2], *leaf.rank[1:]))
 
-    def victim(self) -> Node | None:
-        """Return the leaf of the smallest P now. O(log leaves), amortised over priorities that ended."""
-        if self._ends:
-            now = self.clock()
-            while self._ends and self._ends[0][0] <= now:
-                self._end(self._ends[0][2])
-        return super().victim()
-
-    def _end(self, leaf: Node) -> None:
-        lasting, _, _, until, _ = leaf.data
-        leaf.data = (self._lasting(lasting), None, None, until, self._now)
-        self.touch(leaf)
+    def overdue(self) -> Iterator[Node]:
+        """Yield the leaves whose priority has ended, as leaves with another one. O(log leaves) for each."""
+        now = self.clock() if self._ends else 0.0
+        while self._ends and self._ends[0][0] <= now:
+            leaf = self._ends[0][2]
+            lasting, _, _, until, _ = leaf.data
+            leaf.data = (self._lasting(lasting), None, None, until, self._now)
+            yield leaf
 
     def _lasting(self, lasting: int | None) -> int:
         return self.default if lasting is None else lasting

@@ -92,6 +92,12 @@ class ScoredPolicy(EvictionPolicy):
 
     def victim(self) -> Node | None:
         """Return the unlocked leaf of the smallest score. O(log leaves), amortised over locked ones passed."""
+        for leaf in self.overdue():
+            self.touch(leaf)
+        return self.first()
+
+    def first(self) -> Node | None:
+        """Return the victim, as far as scores are up to date."""
         while self._order:
             leaf: Node = self._order[0][2]
             if not leaf.num_locks:

@@ -21,7 +21,7 @@ class StepsToExecution(ScoredPolicy):
     """
 
     name = "steps-to-execution"
-    has_lasting_urgency = False  # it may end with time alone, which `victim` finds out
+    has_lasting_urgency = False  # it may end with time alone, which `first` finds out
 
     def __init__(self, step_s: float = 1.0, grace_steps: float = 10.0) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class StepsToExecution(ScoredPolicy):
             current = parent.data is not None and parent.data > self.clock()
             parent.data = _sooner(parent.data if current else None, leaf.data)
 
-    def victim(self) -> Node | None:
+    def first(self) -> Node | None:
         """Return the leaf of the smallest P now. O(log leaves), amortised over what is past."""
         while self._order and (due := self._order[-1][2].data) is not None and self._is_past(due):
             self.touch(self._order[-1][2])
-        return super().victim()
+        return super().first()
 
     def _is_past(self, due: float) -> bool:
         return due + self.grace_steps * self.step_s < self.clock()

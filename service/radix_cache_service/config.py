@@ -24,6 +24,7 @@ from radix_cache_service.access.limits import ClientLimits
 from radix_cache_service.access.secrets import Secured, check_secrets
 from radix_cache_service.clock import CallClock
 from radix_cache_service.events.settings import check_events
+from radix_cache_service.recording import check_recording
 
 __all__ = ["LOG_FORMATS", "LOG_LEVELS", "ServerConfig", "check_logs", "message_limit", "setting"]
 
@@ -125,6 +126,12 @@ class ServerConfig(Secured):
     trace_share: float = setting(0.01, "Share of the calls that are traced where the caller does not say.")
     log_format: str = setting("text", "How the log looks: text or json.")
     log_level: str = setting("info", "The least that is logged: debug, info, warning or error.")
+    record_file: str | None = setting(
+        None, "A new file, with .1 and so on behind it where there is one: a trace of all requests that can be shared."
+    )
+    max_recorded_blocks: int = setting(
+        2**20, "Different blocks after which the recording ends; each takes 160 bytes of memory until then."
+    )
     state_dir: str | None = setting(None, "Directory that keeps leases and tree from one start to the next.")
     pool_epoch: str = setting(
         "", "Names a life of the GPU memory: with another one than before, the cache starts cold."
@@ -168,6 +175,7 @@ class ServerConfig(Secured):
         self._check_pool()
         self._check_telemetry()
         check_events(self)
+        check_recording(self.record_file, self.max_recorded_blocks)
         check_secrets(self)
         self.make_cache()  # checks all that the cache is made of
 

@@ -18,6 +18,7 @@ from radix_cache_service.access.guard import make_guard
 from radix_cache_service.config import ServerConfig
 from radix_cache_service.convert import Limits, answer, read_batch, read_request
 from radix_cache_service.pb import prefix_cache_pb2 as pb
+from radix_cache_service.recording import Recording
 from radix_cache_service.state.opening import new_epoch, open_ledger
 from radix_cache_service.telemetry.metrics import CallMetrics
 from radix_cache_service.waiting import WaitingLine
@@ -34,7 +35,7 @@ class Runner:
     """One `PrefixCache`, and what its clients may ask of it.
 
     epoch: random, new at each start but one that took up the state of before. guard: says who may ask for what; None
-    where everybody may ask for everything.
+    where everybody may ask for everything. recording: told of each operation that was done, if it is set.
     """
 
     def __init__(self, config: ServerConfig, metrics: CallMetrics) -> None:
@@ -52,6 +53,7 @@ class Runner:
             config.max_renew_s,
         )
         self._metrics = metrics
+        self.recording: Recording | None = None
         self.ledger.watch = self._watch
         self._sweeps: set[asyncio.Task[None]] = set()
         self._until_settled = _SETTLED_EVERY
@@ -74,11 +76,15 @@ class Runner:
         """Let leases expire whose time is up."""
         if self.cache.stats().num_leases:
             self.ledger.heard("")
+        if self.recording is not None:
+            self.recording.tick()
 
     async def close(self) -> None:
         """Let go of the state directory; no call may follow. What a reset has not freed yet, the next start frees."""
         for sweep in self._sweeps:
             sweep.cancel()
+        if self.recording is not None:
+            self.recording.close()
         if self.keeper is not None:
             await self.keeper.close()
 
@@ -111,13 +117,7 @@ class Runner:
 
     def _arrive(self, operation: Any, engine_id: str) -> Any:
         """Serve at once what needs no blocks, and refuse what waiting does not help; else raise `PoolExhausted`."""
-        if self.guard is None:
-            return self.ledger.without_blocks(operation, engine_id)
-        engine_id = self.guard.engine(engine_id)
-        self.guard.check(operation)
-        value = self.ledger.without_blocks(operation, engine_id)
-        self.guard.done(operation, value)
-        return value
+        return self._run(operation, engine_id, self.ledger.without_blocks)
 
     def _answered(self, request: Any, value: Any) -> Any:
         response = answer(request, value)
@@ -128,13 +128,17 @@ class Runner:
         state = response.state
         state.epoch, state.num_available_blocks = self.epoch, self.cache.num_available_blocks
 
-    def _run(self, operation: Operation, engine_id: str) -> Any:
+    def _run(self, operation: Any, engine_id: str, call: Callable[[Any, str], Any] | None = None) -> Any:
+        run = call or self.ledger.one
         if self.guard is None:
-            return self.ledger.one(operation, engine_id)
-        engine_id = self.guard.engine(engine_id)
-        self.guard.check(operation)
-        value = self.ledger.one(operation, engine_id)
-        self.guard.done(operation, value)
+            value = run(operation, engine_id)
+        else:
+            engine_id = self.guard.engine(engine_id)
+            self.guard.check(operation)
+            value = run(operation, engine_id)
+            self.guard.done(operation, value)
+        if self.recording is not None:
+            self.recording.done(operation, value)
         return value
 
     def heartbeat(self, engine_id: str) -> pb.RenewResponse:
@@ -235,5 +239,7 @@ class Runner:
     def _watch(self, operation: Operation, outcome: Outcome, result: pb.OperationResult) -> None:
         if self.guard is not None and outcome.error is None:
             self.guard.done(operation, outcome.value)
+        if self.recording is not None and outcome.error is None:
+            self.recording.done(operation, outcome.value)
         code = 0 if outcome.error is None else result.error.code
         self._metrics.record_operation(type(operation).__name__, code)

@@ -21,6 +21,7 @@ from radix_cache_service.intake import Registry
 from radix_cache_service.owner import check_owner, end_with_owner
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
+from radix_cache_service.recording import open_recording
 from radix_cache_service.servicer import Servicer
 from radix_cache_service.symbols import Symbols
 from radix_cache_service.telemetry.logs import log_loop_error, set_up_logging
@@ -63,12 +64,15 @@ class Server:
         return self._telemetry.metrics_address
 
     async def start(self) -> None:
-        """Bind every address and serve. Raises `BindError` that names the address, with nothing left bound."""
+        """Bind every address and serve. Raises `BindError` that names the address, and `RecordError`, with nothing left
+        bound.
+        """
         await self._health.start()
         try:
             self._start_telemetry()
             self._start_events()
             self.addresses = [self._binder.bind(address) for address in self._config.listen]
+            self.servicer.runner.recording = open_recording(self._config, self.servicer.cache)
             await self._server.start()
         except BaseException:
             await self._server.stop(None)
@@ -116,7 +120,9 @@ class Server:
 
 
 def serve(config: ServerConfig) -> None:
-    """Run a server until SIGTERM, SIGINT or SIGHUP. Prints where it listens once it serves. Raises `BindError`."""
+    """Run a server until SIGTERM, SIGINT or SIGHUP. Prints where it listens once it serves. Raises `BindError`,
+    `RecordError`.
+    """
     set_up_logging(config.log_format, config.log_level)
     asyncio.run(_serve(config))
 

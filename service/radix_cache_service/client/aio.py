@@ -112,7 +112,9 @@ class AsyncClient(Remote, AsyncVerbs):
         As `radix_cache_service.Client.batch`.
         """
         self._check_seq(seq)
-        return AsyncBatch(partial(self._books.check, seq=seq), partial(self._run, seq=seq, strict=strict))
+        return AsyncBatch(
+            partial(self._books.check, seq=seq), partial(self._run, seq=seq, strict=strict), seq is not None
+        )
 
     async def _run(
         self, operations: Sequence[Operation], given: dict[str, Lease], seq: int | None, strict: bool

@@ -17,15 +17,15 @@ __all__ = ["AsyncBatch", "Batch", "RemoteRecorder"]
 class RemoteRecorder(Recorder):
     """Records verbs, and which leases the caller named by object. check: refuses an operation as it is written down."""
 
-    def __init__(self, check: Callable[[Operation], None]) -> None:
-        super().__init__()
+    def __init__(self, check: Callable[[Operation], None], is_numbered: bool = False) -> None:
+        super().__init__(is_numbered)
         self._check = check
         self._given: dict[str, Lease] = {}
 
-    def _record(self, make: Callable[[], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
+    def _record(self, make: Callable[[Any], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
         if isinstance(needs, Lease):
             self._given[needs.lease_id] = needs
-        return super()._record(lambda: self._checked(make()), opens, needs)
+        return super()._record(lambda lease: self._checked(make(lease)), opens, needs)
 
     def _checked(self, operation: Operation) -> Operation:
         self._check(operation)
@@ -46,9 +46,12 @@ class Batch(RemoteRecorder):
     """
 
     def __init__(
-        self, check: Callable[[Operation], None], run: Callable[[Sequence[Operation], dict[str, Lease]], list[Outcome]]
+        self,
+        check: Callable[[Operation], None],
+        run: Callable[[Sequence[Operation], dict[str, Lease]], list[Outcome]],
+        is_numbered: bool = False,
     ) -> None:
-        super().__init__(check)
+        super().__init__(check, is_numbered)
         self._run = run
 
     def __enter__(self) -> Batch:
@@ -76,8 +79,9 @@ class AsyncBatch(RemoteRecorder):
         self,
         check: Callable[[Operation], None],
         run: Callable[[Sequence[Operation], dict[str, Lease]], Awaitable[list[Outcome]]],
+        is_numbered: bool = False,
     ) -> None:
-        super().__init__(check)
+        super().__init__(check, is_numbered)
         self._run = run
 
     async def __aenter__(self) -> AsyncBatch:

@@ -118,7 +118,7 @@ class Client(Remote, Verbs):
         1 on, and can send one again whose answer was lost: the same number gets the same answers.
         """
         self._check_seq(seq)
-        return Batch(partial(self._books.check, seq=seq), partial(self._run, seq=seq, strict=strict))
+        return Batch(partial(self._books.check, seq=seq), partial(self._run, seq=seq, strict=strict), seq is not None)
 
     def _run(
         self, operations: Sequence[Operation], given: dict[str, Lease], seq: int | None, strict: bool

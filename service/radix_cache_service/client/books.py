@@ -186,21 +186,25 @@ class Books:
         return Outcome(lease)
 
     def _done(self, operation: Operation, outcome: Outcome, lease: Lease | None, is_known: bool) -> None:
-        """Note what an operation that opens nothing came to, unless the same answer came before."""
+        """Note what an operation that opens nothing came to, unless the same answer came before: a name that was free
+        then may have a lease now.
+        """
+        if is_known:
+            return
         if isinstance(outcome.error, UnknownLease):
-            self._forget(outcome.error.lease_id)
-        if outcome.error is not None or is_known:
+            self._forget(outcome.error.lease_id, type(outcome.error))
+        if outcome.error is not None:
             return
         if isinstance(operation, Release):
-            self._forget(operation.lease_id)
+            self._forget(operation.lease_id, UnknownLease)
         elif lease is not None:
             try:
                 change(operation, outcome.value, lease)
             except InvalidBlocks:
                 self._losses.doubt(lease.lease_id)
 
-    def _forget(self, lease_id: str) -> None:
-        self._tables.forget(lease_id)
+    def _forget(self, lease_id: str, ended: type[UnknownLease] | None = None) -> None:
+        self._tables.forget(lease_id, ended)
         self._losses.forget(lease_id)
         self._unsure.discard(lease_id)
 
@@ -236,7 +240,7 @@ class Books:
         with self._lock:
             self._losses.abandon(exchange.before, exchange.certain_at, self.clock())
             if isinstance(error, UnknownLease):
-                self._forget(error.lease_id)
+                self._forget(error.lease_id, type(error))
         self.wake()
 
     # Orphans.

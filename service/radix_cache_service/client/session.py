@@ -47,7 +47,9 @@ class Session(Verbs):
     def batch(self, seq: int | None = None, strict: bool = False) -> Batch:
         """Return a context manager whose verbs are one message; when it ends, the answers are there."""
         self._client._check_seq(seq)
-        return Batch(partial(self._client._books.check, seq=seq), partial(self._run, seq=seq, strict=strict))
+        return Batch(
+            partial(self._client._books.check, seq=seq), partial(self._run, seq=seq, strict=strict), seq is not None
+        )
 
     def submit(self, seq: int | None = None, strict: bool = False) -> SubmittedBatch:
         """Return a context manager whose verbs are one message, sent when it ends; the ``result()`` of each waits.
@@ -56,7 +58,7 @@ class Session(Verbs):
         """
         self._client._check_seq(seq)
         return SubmittedBatch(
-            partial(self._client._books.check, seq=seq), partial(self._submit, seq=seq, strict=strict)
+            partial(self._client._books.check, seq=seq), partial(self._submit, seq=seq, strict=strict), seq is not None
         )
 
     def close(self) -> None:
@@ -119,8 +121,8 @@ class Session(Verbs):
 class SubmittedBatch(RemoteRecorder):
     """A context manager that sends what was recorded in it when it ends; left by an exception, it sends nothing."""
 
-    def __init__(self, check: Any, submit: Any) -> None:
-        super().__init__(check)
+    def __init__(self, check: Any, submit: Any, is_numbered: bool) -> None:
+        super().__init__(check, is_numbered)
         self._submit = submit
         self._answer: Answer | None = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from radix_cache.errors import InvalidBlocks
+from radix_cache.errors import InvalidBlocks, UnknownLease
 from radix_cache.leases import Lease
 from radix_cache.operations import Allocate, Free, Insert, InsertResult, Operation, Renew
 from radix_cache_service.calls import Opened
@@ -32,13 +32,19 @@ class Tables:
 
     def clear(self) -> None:
         """Forget all: the server has."""
+        for lease in self.leases.values():
+            lease._ended = UnknownLease
         self.leases.clear()
         self.until.clear()
         self.promised.clear()
 
-    def forget(self, lease_id: str) -> None:
-        """The lease is gone."""
-        self.leases.pop(lease_id, None)
+    def forget(self, lease_id: str, ended: type[UnknownLease] | None = None) -> None:
+        """The lease is gone. ended: what a verb raises from here on that is given its object; None where it may have to
+        be named again, in the message that it was lost with.
+        """
+        lease = self.leases.pop(lease_id, None)
+        if lease is not None:
+            lease._ended = ended
         self.until.pop(lease_id, None)
         self.promised.discard(lease_id)
 

@@ -1,23 +1,20 @@
 """Which request opened each live lease, so that a match whose answer was lost can be asked for again.
 
 The client chooses the lease's id and repeats the same request; it gets the lease as it is now. Another request under an
-id that is in use is refused, like in process. What is kept of a request is enough to know it again, for as long as its
-lease lives, and little longer.
+id that is in use is refused, like in process. What is kept of a request, with its lease, is enough to know it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from radix_cache import Lease, PrefixCache
 from radix_cache.operations import MatchPrefix
 from radix_cache.tokens import TOKEN_BYTES
 
 __all__ = ["Openings"]
-
-_LEAST_KEPT = 4096
 
 
 class _Passing(NamedTuple):
@@ -31,9 +28,6 @@ class _Passing(NamedTuple):
     engine_id: str
 
 
-_Known: TypeAlias = _Passing | bytes
-
-
 class Openings:
     """Finds the lease of ``cache`` that an equal request opened.
 
@@ -43,31 +37,24 @@ class Openings:
 
     def __init__(self, cache: PrefixCache, *, lasting: bool = False) -> None:
         self._cache = cache
-        self._known: dict[str, _Known] = {}
-        self._most = _LEAST_KEPT
         self._is_lasting = lasting
 
     def note(self, operation: MatchPrefix, engine_id: str, lease: Lease) -> None:
-        """Remember what opened ``lease``. What is kept of leases that are gone goes when there is much of it."""
+        """Remember what opened ``lease``."""
         if self._is_lasting:
-            known: _Known = _lasting(operation, engine_id)
+            lease._opening = _lasting(operation, engine_id)
         else:
             num_held = lease.num_cached_tokens * TOKEN_BYTES if operation.parent_id is None else 0
-            known = _Passing(num_held, hash(operation.tokens[num_held:]), operation[1:], engine_id)
-        self._known[operation.lease_id] = known
-        if len(self._known) > self._most:
-            self._known = dict(self.digests(self._known))
-            self._most = max(2 * len(self._known), _LEAST_KEPT)
+            lease._opening = _Passing(num_held, hash(operation.tokens[num_held:]), operation[1:], engine_id)
 
     def find(self, operation: MatchPrefix, engine_id: str) -> Lease | None:
         """Return the lease of that id if an equal request opened it."""
-        known = self._known.get(operation.lease_id)
-        lease = None if known is None else self._cache.lease_of(operation.lease_id)
-        if lease is None:
+        lease = self._cache.lease_of(operation.lease_id)
+        if lease is None or lease._opening is None:
             return None
-        if isinstance(known, _Passing):
-            return lease if self._is_equal(known, operation, engine_id, lease) else None
-        return lease if known == _lasting(operation, engine_id) else None
+        if isinstance(lease._opening, _Passing):
+            return lease if self._is_equal(lease._opening, operation, engine_id, lease) else None
+        return lease if lease._opening == _lasting(operation, engine_id) else None
 
     def _is_equal(self, known: _Passing, operation: MatchPrefix, engine_id: str, lease: Lease) -> bool:
         num_held, tail, *rest = known
@@ -80,14 +67,19 @@ class Openings:
         )
 
     def digests(self, lease_ids: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """Yield those of ``lease_ids`` that are open, and what is kept of the requests that opened them."""
+        """Yield the open ones of ``lease_ids``, and what is kept of the requests that opened them."""
         for lease_id in lease_ids:
-            if lease_id in self._known and self._cache.lease_of(lease_id) is not None:
-                yield lease_id, self._known[lease_id]
+            lease = self._cache.lease_of(lease_id)
+            if lease is not None and lease._opening is not None:
+                yield lease_id, lease._opening
 
     def restore(self, digests: Iterable[Sequence[Any]]) -> None:
-        """Remember what `digests` yielded, of lasting ones."""
-        self._known.update((lease_id, digest) for lease_id, digest in digests)
+        """Remember what `digests` yielded, of lasting ones; the leases are open."""
+        for lease_id, digest in digests:
+            lease = self._cache.lease_of(lease_id)
+            if lease is None:
+                raise LookupError(f"no lease {lease_id!r}")
+            lease._opening = digest
 
 
 def _lasting(operation: MatchPrefix, engine_id: str) -> bytes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from radix_cache.stats import Stats
 from radix_cache_service.events.stream import EventFigures
+from radix_cache_service.recording import RecordingFigures
 from radix_cache_service.state.keeper import KeeperFigures
 from radix_cache_service.telemetry.metrics import Latencies
 
@@ -39,6 +40,7 @@ class Figures:
     loop_delay_s: float
     events: EventFigures
     journal: KeeperFigures
+    recording: RecordingFigures
 
 
 def take_figures(servicer: Servicer, *, is_serving: bool, loop_delay_s: float) -> Figures:
@@ -61,4 +63,5 @@ def take_figures(servicer: Servicer, *, is_serving: bool, loop_delay_s: float) -
         loop_delay_s=loop_delay_s,
         events=EventFigures() if servicer.events.stream is None else servicer.events.stream.figures(),
         journal=KeeperFigures() if servicer.runner.keeper is None else servicer.runner.keeper.figures(),
+        recording=RecordingFigures() if servicer.runner.recording is None else servicer.runner.recording.figures(),
     )

@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 import radix_cache
 from radix_cache_service.events.stream import EventFigures
 from radix_cache_service.pb import prefix_cache_pb2 as pb
+from radix_cache_service.recording import RecordingFigures
 from radix_cache_service.state.keeper import KeeperFigures
 from radix_cache_service.telemetry.figures import Figures
 from radix_cache_service.telemetry.metrics import BUCKETS_S, Latencies
@@ -75,6 +76,7 @@ def families(figures: Figures) -> Iterator[Metric]:
     yield from _server(figures)
     yield from _events(figures.events)
     yield from _journal(figures.journal)
+    yield from _recording(figures.recording)
 
 
 def _pool(figures: Figures) -> Iterator[Metric]:
@@ -173,6 +175,11 @@ def _journal(journal: KeeperFigures) -> Iterator[Metric]:
         "When the journal was last compacted; 0 if it was not since the start.",
         journal.compacted_at_s,
     )
+
+
+def _recording(recording: RecordingFigures) -> Iterator[Metric]:
+    yield _gauge("recording", "1 while requests are recorded, else 0.", recording.is_recording)
+    yield CounterMetricFamily(f"{_PREFIX}_recorded_requests", "Requests in the recording.", recording.num_requests)
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:
