@@ -96,10 +96,9 @@ def rank_nodes(index: PrefixIndex, rows: Iterable[FrozenNode], nodes: Iterable[N
     """Give every leaf its place in the order of eviction; what is locked is locked by now. O(nodes log leaves)."""
     policy = index.policy
     for row, node in zip(rows, nodes, strict=True):
-        if row.ranking is not None:
-            policy.rank_again(node, tupled(row.ranking))
-        elif node.parent is not None and node.children is None and not node.is_dead and not node.num_locks:
-            policy.add(node)
+        is_leaf = node.parent is not None and node.children is None and not node.is_dead
+        if row.ranking is not None or (is_leaf and not node.num_locks):
+            policy.take_up(node, tupled(row.ranking))
 
 
 def tupled(value: Any) -> Any:

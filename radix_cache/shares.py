@@ -175,9 +175,9 @@ class SharedPolicy(EvictionPolicy):
         """Pass it on."""
         return self._of(leaf).ranking(leaf)
 
-    def rank_again(self, leaf: Node, ranking: Any) -> None:
-        """Pass it on."""
-        self._of(leaf).rank_again(leaf, ranking)
+    def take_up(self, leaf: Node, ranking: Any) -> None:
+        """Pass it on; what is known of the orders was restored with all that is in them."""
+        self._of(leaf).take_up(leaf, ranking)
 
     def saved(self) -> Any:
         """Return what the policy knows, and what is known of its orders."""

@@ -72,6 +72,19 @@ def test_what_a_batch_found_unknown_may_be_there_when_it_is_repeated(client: Cli
     assert client.stats().num_leases == 1, "and a close gives it back"
 
 
+def test_a_name_that_was_unknown_and_is_opened_in_the_same_batch(client: Client) -> None:
+    """What failed for want of it, and what failed for that, say nothing of the lease that has the name now."""
+    with client.batch() as batch:
+        fork = batch.match_prefix([1], parent="late")
+        late = batch.match_prefix([1], num_tokens=2, lease_id="late")
+        ended = batch.release(fork)
+    for refused in (fork, ended):
+        with pytest.raises(UnknownLease, match="late"):
+            refused.result()
+    assert len(client.allocate(late.result(), num_blocks=1)) == 1
+    client.release(late.result())
+
+
 def test_an_old_number_is_refused_whatever_is_in_the_batch(client: Client) -> None:
     with client.batch(seq=5) as batch:
         batch.probe([1])

@@ -233,3 +233,18 @@ def test_is_refused_within_a_reset() -> None:
     with pytest.raises(ValueError, match="between resets"):
         freeze(driver.cache)
     pieces.close()
+
+
+def test_what_was_found_of_tenants_at_their_minimum_comes_back() -> None:
+    """A snapshot is compared with what it was made of, to the last word."""
+    settings: dict[str, Any] = {"num_blocks": 6, "block_size": 1, "limits": {("a",): NamespaceLimit(min_blocks=1)}}
+    cache = PrefixCache(**settings)
+    for namespace, tokens in (("a", [1]), ("b", [2, 3])):
+        lease = cache.match_prefix(tokens, (namespace,), num_tokens=len(tokens))
+        cache.insert(lease, tokens)
+        cache.release(lease)
+    cache.match_prefix([], ("c",), num_blocks=4)  # looks at the older one first, which may not be had
+    assert (cache.probe([1], ("a",)), cache.probe([2, 3], ("b",))) == (1, 1)
+    twin = PrefixCache(**settings)
+    thaw(twin, through_a_file(freeze(cache)))
+    assert freeze(twin) == freeze(cache)

@@ -169,6 +169,13 @@ class EvictionPolicy(ABC):
         """Put ``leaf`` where `ranking` said that it was."""
         self.add(leaf)
 
+    def take_up(self, leaf: Node, ranking: Any) -> None:
+        """Put back a leaf that was in the order, with or without a ``ranking``, after `restore`."""
+        if ranking is None:
+            self.add(leaf)
+        else:
+            self.rank_again(leaf, ranking)
+
 
 def _made_again(kind: type[EvictionPolicy], arguments: tuple[Any, ...], options: dict[str, Any]) -> EvictionPolicy:
     return kind(*arguments, **options)

@@ -191,7 +191,9 @@ class Books:
         """
         if is_known:
             return
-        if isinstance(outcome.error, UnknownLease):
+        if isinstance(outcome.error, UnknownLease) and outcome.error.lease_id == needed_by(
+            operation
+        ):  # not one's parent
             self._forget(outcome.error.lease_id, type(outcome.error))
         if outcome.error is not None:
             return
