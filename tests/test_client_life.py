@@ -20,7 +20,7 @@ from radix_cache.errors import LeaseExpired, UnknownLease
 from radix_cache_service import AsyncClient, Client
 
 TTL_S = 0.8  # for leases that are to run out
-PATIENT_TTL_S = 3.0  # for those that are kept alive, on a busy machine too
+PATIENT_TTL_S = 6.0  # for those that are kept alive, on a busy machine too
 
 
 @pytest.fixture(scope="module")
