@@ -243,6 +243,12 @@ def test_a_bad_setting_opens_no_port_and_is_one_line(tmp_path: Path) -> None:
 def test_a_limit_that_cannot_be_kept_names_its_key() -> None:
     with pytest.raises(InvalidArgument, match="namespace_limits: min_blocks is at least 0 and at most 9, not 20"):
         ServerConfig(namespace_limits=("namespace=a max_blocks=9 min_blocks=20",))
+    with pytest.raises(
+        InvalidArgument, match="namespace_limits: 'namespace=a max_blocks=1 max_blocks=2' is not of the"
+    ):
+        ServerConfig(namespace_limits=("namespace=a max_blocks=1 max_blocks=2",))
+    with pytest.raises(InvalidArgument, match="'namespace=a min_blocks=2' is the second one for its namespaces"):
+        ServerConfig(namespace_limits=("namespace=a max_blocks=9", "namespace=a min_blocks=2"))
 
 
 def test_a_mode_in_a_file_is_a_text(tmp_path: Path) -> None:

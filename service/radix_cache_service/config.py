@@ -221,7 +221,7 @@ class ServerConfig(Secured):
     def make_cache(self, clock: Callable[[], float] = time.monotonic) -> PrefixCache:
         """Return a new, empty cache of these settings."""
         settings = self.cache_settings()
-        limits = dict(map(_read_limit, settings.pop("namespace_limits")))
+        limits = _read_limits(settings.pop("namespace_limits"))
         try:
             make_shares(limits, check_count(self.num_blocks, "num_blocks", 1) - self.num_reserved_blocks)
         except InvalidArgument as error:
@@ -248,6 +248,16 @@ def check_logs(metrics_listen: str | None, log_format: str, log_level: str) -> N
             raise InvalidArgument(f"{name} is one of {', '.join(known)}, not {said!r}")
 
 
+def _read_limits(texts: tuple[str, ...]) -> dict[Namespace, NamespaceLimit]:
+    limits: dict[Namespace, NamespaceLimit] = {}
+    for text in texts:
+        prefix, limit = _read_limit(text)
+        if prefix in limits:
+            raise InvalidArgument(f"namespace_limits: {shown(text)} is the second one for its namespaces")
+        limits[prefix] = limit
+    return limits
+
+
 def _read_limit(text: str) -> tuple[Namespace, NamespaceLimit]:
     """Return one of ``namespace_limits``: ``namespace=`` for each part of the prefix, then the limits, with a shell's
     quotes.
@@ -255,7 +265,10 @@ def _read_limit(text: str) -> tuple[Namespace, NamespaceLimit]:
     try:
         said = [word.partition("=")[::2] for word in shlex.split(text)]
         prefix = check_namespace(tuple(value for name, value in said if name == "namespace"))
-        return prefix, NamespaceLimit(**{name: int(value) for name, value in said if name != "namespace"})
+        limits = [(name, int(value)) for name, value in said if name != "namespace"]
+        if len(dict(limits)) < len(limits):
+            raise ValueError("named twice")
+        return prefix, NamespaceLimit(**dict(limits))
     except (ValueError, TypeError, AttributeError) as error:
         wanted = "namespace=a namespace=b max_blocks=9 min_blocks=2"
         raise InvalidArgument(f"namespace_limits: {shown(text)} is not of the form {wanted!r}") from error
