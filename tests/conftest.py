@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# A shell that runs us in the background has us ignore Ctrl-C, and every process that the tests start would inherit that.
+# A shell that runs us in the background has us ignore Ctrl-C, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest.register_assert_rewrite("helpers", "model", "routes", "scenarios", "machine", "mirror")
