@@ -34,7 +34,6 @@ class Pending(Generic[T]):
     """
 
     __slots__ = ("_outcome", "lease_id")
-    _ended = None  # as of a lease: its id is its own for as long as its batch
 
     def __init__(self, lease_id: str | None = None) -> None:
         self.lease_id = lease_id
@@ -49,18 +48,34 @@ class Pending(Generic[T]):
         value: T = self._outcome.value
         return value
 
+    @property
+    def _ended(self) -> type[UnknownLease] | None:
+        """As of the lease, once it is there; before that, its id is its own."""
+        lease = lease_in(self)
+        return None if lease is None else lease._ended
+
     def _resolve(self, outcome: Outcome) -> None:
         self._outcome = outcome
+
+
+def lease_in(needs: object) -> Lease | None:
+    """Return the lease that a verb is given, itself or as an answer that is there; None where it is less than that."""
+    found = needs
+    if isinstance(needs, Pending):
+        found = None if needs._outcome is None else needs._outcome.value
+    return found if isinstance(found, Lease) else None
 
 
 class Recorder:
     """The verbs of a cache, written down. Arguments and answers are those of `radix_cache.PrefixCache`.
 
-    is_numbered: by the caller, so it may be a repetition, whose first time ended leases that it names.
+    number: of the caller's, so that the batch can be sent again. It has to be the same one then, though its first time
+    may have ended leases that it names: those are known by having been named under this number before.
     """
 
-    def __init__(self, is_numbered: bool = False) -> None:
-        self._is_numbered = is_numbered
+    def __init__(self, number: object = None) -> None:
+        self._number = number
+        self._named: list[Lease] = []
         self._recorded: list[tuple[Operation, Pending[Any]]] = []
         self._failed: dict[str, RadixCacheError] = {}  # leases whose match was refused when it was written down
         self._opened: set[str] = set()
@@ -138,13 +153,10 @@ class Recorder:
     def _record(self, make: Callable[[Any], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
         """Write down what ``make`` makes of the lease that it ``needs``."""
         self._check_open()
-        if self._is_numbered and isinstance(needs, Lease) and needs._ended is not None:
-            needs = needs.lease_id
         pending: Pending[Any] = Pending(opens if opens is not None else getattr(needs, "lease_id", None))
         try:
-            if needs is not None:
-                self._check_needed(needs, operations.lease_id_of(needs))
-            self._recorded.append((make(needs), pending))
+            named = None if needs is None else self._name_of(needs)
+            self._recorded.append((make(named), pending))
             if opens is not None:
                 self._failed.pop(opens, None)
                 self._opened.add(opens)
@@ -154,12 +166,29 @@ class Recorder:
                 self._failed[opens] = error
         return pending
 
-    def _check_needed(self, needs: object, lease_id: str) -> None:
-        """Raise what stands against a verb on this lease: it was refused above, or its id is another's by then."""
+    def _name_of(self, needs: object) -> object:
+        """Return what names the lease that a verb needs, or raise what stands against it: the lease has ended, was
+        refused above, or its id is another's by then.
+        """
+        lease = lease_in(needs)
+        if lease is not None and self._number is not None:
+            if lease._ended is None:
+                self._named.append(lease)
+            elif lease._named_in == self._number:
+                needs = lease.lease_id
+        lease_id = operations.lease_id_of(needs)
         if failed := self._failed.get(lease_id):
             raise failed
-        if lease_id in self._opened and isinstance(needs, Lease):
+        if lease is not None and lease_id in self._opened:
             raise UnknownLease(lease_id)
+        return needs
+
+    def _is_left(self, error: BaseException | None) -> bool:
+        """End the block; tell whether an exception ended it, so that nothing of it runs."""
+        self._has_ended = True
+        for lease in self._named if error is None else ():
+            lease._named_in = self._number
+        return error is not None
 
     def _check_open(self) -> None:
         """Raise `BatchNotRun` once the batch has ended: what is written down then would never run."""
@@ -185,8 +214,8 @@ class Batch(Recorder):
     run: carries the operations to a cache and returns their outcomes, in order.
     """
 
-    def __init__(self, run: Callable[[list[Operation]], list[Outcome]], is_numbered: bool = False) -> None:
-        super().__init__(is_numbered)
+    def __init__(self, run: Callable[[list[Operation]], list[Outcome]], number: object = None) -> None:
+        super().__init__(number)
         self._run = run
 
     def __enter__(self) -> Batch:
@@ -196,8 +225,7 @@ class Batch(Recorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._has_ended = True
-        if error is not None:
+        if self._is_left(error):
             return
         try:
             outcomes = self._run(self._operations)

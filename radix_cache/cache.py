@@ -297,7 +297,8 @@ class PrefixCache(Inspected):
         `InvalidArgument` for what is no such number.
         """
         _check_seq(seq, engine_id)
-        return Batch(lambda recorded: self.run(recorded, engine_id=engine_id, seq=seq, strict=strict), seq is not None)
+        number = None if seq is None else (engine_id, seq)
+        return Batch(lambda recorded: self.run(recorded, engine_id=engine_id, seq=seq, strict=strict), number)
 
     @overload
     def run(

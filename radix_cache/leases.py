@@ -52,6 +52,7 @@ class Lease:
         "_hints",
         "_is_scheduled",
         "_is_stale",
+        "_named_in",
         "_node",
         "_num_queried_tokens",
         "_opened_at",
@@ -108,6 +109,7 @@ class Lease:
         self._is_scheduled = False  # whether the heap of deadlines has it; once, and no later than its deadline
         self._is_stale = False
         self._ended: type[UnknownLease] | None = None  # what a verb raises that is given this object when it is gone
+        self._named_in: object = None  # the last batch with a number of the caller's that named this object
         self._num_queried_tokens: int | None = None  # to be counted at the first insert; None: counted, or not to be
 
     def __repr__(self) -> str:

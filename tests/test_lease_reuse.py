@@ -101,3 +101,64 @@ def test_the_id_alone_names_whoever_has_it() -> None:
     opened(cache)
     cache.release("request-1")
     assert cache.stats().num_leases == 0
+
+
+# In batches with a number of the caller's, which are to be the same when they are sent again.
+
+
+def test_a_number_lets_no_ended_lease_through() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    old = opened(cache)
+    cache.release(old)
+    new = opened(cache)
+    with cache.batch(engine_id="E", seq=1) as batch:
+        refused = [batch.allocate(old, num_blocks=1), batch.release(old)]
+    for pending in refused:
+        with pytest.raises(UnknownLease, match="request-1"):
+            pending.result()
+    assert len(cache.allocate(new, num_blocks=1)) == 1
+
+
+def test_a_batch_that_is_sent_again_is_the_same_though_it_ended_what_it_names() -> None:
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    old, other = opened(cache), cache.match_prefix([5, 6], num_tokens=2)
+
+    def answers() -> list[object]:
+        with cache.batch(engine_id="E", seq=7) as batch:
+            pending = [
+                batch.release(old),
+                batch.match_prefix(PROMPT, num_tokens=4, lease_id="request-1"),
+                batch.insert(old, PROMPT),  # not this one's name any more: refused before it is sent
+                batch.allocate(other, num_blocks=1),
+                batch.release(other),
+            ]
+        return [attempt(each.result) for each in pending]
+
+    first, stats = answers(), cache.stats()
+    assert isinstance(first[2], UnknownLease)
+    assert [str(answer) for answer in answers()] == [str(answer) for answer in first]
+    assert cache.stats() == stats
+
+
+def attempt(result: Callable[[], object]) -> object:
+    try:
+        return result()
+    except UnknownLease as error:
+        return error
+
+
+def test_an_answer_stands_for_its_own_lease_only() -> None:
+    """Also in a later batch, and when its lease has ended and the name is another's."""
+    cache = PrefixCache(num_blocks=8, block_size=2)
+    with cache.batch() as batch:
+        pending = batch.match_prefix(PROMPT, num_tokens=4, lease_id="request-1")
+    assert len(cache.allocate(pending, num_blocks=1)) == 1
+    cache.release(pending)
+    new = opened(cache)
+    with pytest.raises(UnknownLease, match="request-1"):
+        cache.allocate(pending, num_blocks=1)
+    with cache.batch() as batch:
+        late = batch.release(pending)
+    with pytest.raises(UnknownLease, match="request-1"):
+        late.result()
+    cache.release(new)

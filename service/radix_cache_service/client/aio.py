@@ -19,8 +19,9 @@ from radix_cache.operations import Operation, Outcome
 from radix_cache.stats import Description, LeaseInfo, NamespaceStats, TreeNode
 from radix_cache_service.calls import ServerStats, read_leases, read_namespace_stats, read_nodes, read_stats
 from radix_cache_service.client.batches import AsyncBatch
+from radix_cache_service.client.connection import RECONNECT_S
 from radix_cache_service.client.exchange import TRANSIENT, Call, Exchange
-from radix_cache_service.client.remote import RECONNECT_S, Remote
+from radix_cache_service.client.remote import Remote
 from radix_cache_service.client.verbs import AsyncVerbs
 from radix_cache_service.client.watches import Assembly, WatchedEvents, silence_s, too_quiet, watch_request
 from radix_cache_service.errors import from_call_error
@@ -70,7 +71,7 @@ class AsyncClient(Remote, AsyncVerbs):
 
     async def _send(self, call: Call) -> Any:
         """Return the answer, of a later try if need be; raise the library's errors."""
-        self._check_size(call)
+        self._check_size(call.request)
         self._release_orphans()
         answer = await self._try(call)
         if call.method != "Describe" and self._is_news(call, answer.state):
@@ -95,14 +96,7 @@ class AsyncClient(Remote, AsyncVerbs):
 
     def _connected(self) -> Any:
         """Return the stub, on a channel that is opened now if there is none."""
-        self._check_open()
-        if self._stub is None:
-            if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self.target, self._options)
-            else:
-                self._channel = grpc.aio.secure_channel(self.target, self._credentials, self._options)
-            self._stub = pb_grpc.PrefixCacheServiceStub(self._channel)
-        return self._stub
+        return self._open(grpc.aio, pb_grpc.PrefixCacheServiceStub)
 
     # Many at once.
 
@@ -112,9 +106,7 @@ class AsyncClient(Remote, AsyncVerbs):
         As `radix_cache_service.Client.batch`.
         """
         self._check_seq(seq)
-        return AsyncBatch(
-            partial(self._books.check, seq=seq), partial(self._run, seq=seq, strict=strict), seq is not None
-        )
+        return AsyncBatch(partial(self._books.check, seq=seq), partial(self._run, seq=seq, strict=strict), seq)
 
     async def _run(
         self, operations: Sequence[Operation], given: dict[str, Lease], seq: int | None, strict: bool

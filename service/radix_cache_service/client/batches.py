@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from radix_cache.batch import Pending, Recorder
+from radix_cache.batch import Pending, Recorder, lease_in
 from radix_cache.errors import RadixCacheError
 from radix_cache.leases import Lease
 from radix_cache.operations import Operation, Outcome
@@ -17,14 +17,15 @@ __all__ = ["AsyncBatch", "Batch", "RemoteRecorder"]
 class RemoteRecorder(Recorder):
     """Records verbs, and which leases the caller named by object. check: refuses an operation as it is written down."""
 
-    def __init__(self, check: Callable[[Operation], None], is_numbered: bool = False) -> None:
-        super().__init__(is_numbered)
+    def __init__(self, check: Callable[[Operation], None], number: int | None = None) -> None:
+        super().__init__(number)
         self._check = check
         self._given: dict[str, Lease] = {}
 
     def _record(self, make: Callable[[Any], Operation], opens: Any = None, needs: object = None) -> Pending[Any]:
-        if isinstance(needs, Lease):
-            self._given[needs.lease_id] = needs
+        lease = lease_in(needs)
+        if lease is not None and lease._ended is None:
+            self._given[lease.lease_id] = lease
         return super()._record(lambda lease: self._checked(make(lease)), opens, needs)
 
     def _checked(self, operation: Operation) -> Operation:
@@ -49,9 +50,9 @@ class Batch(RemoteRecorder):
         self,
         check: Callable[[Operation], None],
         run: Callable[[Sequence[Operation], dict[str, Lease]], list[Outcome]],
-        is_numbered: bool = False,
+        number: int | None = None,
     ) -> None:
-        super().__init__(check, is_numbered)
+        super().__init__(check, number)
         self._run = run
 
     def __enter__(self) -> Batch:
@@ -61,8 +62,7 @@ class Batch(RemoteRecorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._has_ended = True
-        if error is not None:
+        if self._is_left(error):
             return
         try:
             outcomes = self._run(self._operations, self._given)
@@ -79,9 +79,9 @@ class AsyncBatch(RemoteRecorder):
         self,
         check: Callable[[Operation], None],
         run: Callable[[Sequence[Operation], dict[str, Lease]], Awaitable[list[Outcome]]],
-        is_numbered: bool = False,
+        number: int | None = None,
     ) -> None:
-        super().__init__(check, is_numbered)
+        super().__init__(check, number)
         self._run = run
 
     async def __aenter__(self) -> AsyncBatch:
@@ -91,8 +91,7 @@ class AsyncBatch(RemoteRecorder):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._has_ended = True
-        if error is not None:
+        if self._is_left(error):
             return
         try:
             outcomes = await self._run(self._operations, self._given)

@@ -25,8 +25,9 @@ from radix_cache.operations import Operation, Outcome
 from radix_cache.stats import Description, LeaseInfo, NamespaceStats, TreeNode
 from radix_cache_service.calls import ServerStats, read_leases, read_namespace_stats, read_nodes, read_stats
 from radix_cache_service.client.batches import Batch
+from radix_cache_service.client.connection import RECONNECT_S
 from radix_cache_service.client.exchange import TRANSIENT, Call, Exchange
-from radix_cache_service.client.remote import RECONNECT_S, Remote
+from radix_cache_service.client.remote import Remote
 from radix_cache_service.client.session import Session
 from radix_cache_service.client.verbs import Verbs
 from radix_cache_service.client.watches import WatchedEvents, watch_request, watched
@@ -74,7 +75,7 @@ class Client(Remote, Verbs):
 
     def _send(self, call: Call) -> Any:
         """Return the answer, of a later try if need be; raise the library's errors."""
-        self._check_size(call)
+        self._check_size(call.request)
         self._release_orphans()
         answer = self._try(call)
         if call.method != "Describe" and self._is_news(call, answer.state):
@@ -100,14 +101,7 @@ class Client(Remote, Verbs):
     def _connected(self) -> Any:
         """Return the stub, on a channel that is opened now if there is none."""
         with self._lock:
-            self._check_open()
-            if self._stub is None:
-                if self._credentials is None:
-                    self._channel = grpc.insecure_channel(self.target, self._options)
-                else:
-                    self._channel = grpc.secure_channel(self.target, self._credentials, self._options)
-                self._stub = pb_grpc.PrefixCacheServiceStub(self._channel)
-            return self._stub
+            return self._open(grpc, pb_grpc.PrefixCacheServiceStub)
 
     # Many at once.
 
@@ -118,7 +112,7 @@ class Client(Remote, Verbs):
         1 on, and can send one again whose answer was lost: the same number gets the same answers.
         """
         self._check_seq(seq)
-        return Batch(partial(self._books.check, seq=seq), partial(self._run, seq=seq, strict=strict), seq is not None)
+        return Batch(partial(self._books.check, seq=seq), partial(self._run, seq=seq, strict=strict), seq)
 
     def _run(
         self, operations: Sequence[Operation], given: dict[str, Lease], seq: int | None, strict: bool

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from radix_cache.errors import (
     InvalidBlocks,
+    LeaseExpired,
     RadixCacheError,
     UnknownLease,
 )
 from radix_cache.leases import Lease
-from radix_cache.operations import MatchPrefix, Operation, Outcome, Release, needed_by
+from radix_cache.operations import MatchPrefix, Operation, Outcome, Release, check_count, needed_by
 from radix_cache.stats import Description
 from radix_cache_service.calls import Opened
 from radix_cache_service.client.losses import Losses
@@ -116,7 +117,8 @@ class Books:
         an earlier one. last: what the server says of that.
         """
         with self._lock:
-            self._seq = max(time.time_ns() if self._seq is None else self._seq + 1, last + 1)
+            seq = max(time.time_ns() if self._seq is None else self._seq + 1, last + 1)
+            self._seq = check_count(seq, "seq of the next batch", 1, 2**64 - 1)
             return self._seq
 
     def check(self, operation: Operation, seq: int | None = None) -> None:
@@ -152,7 +154,9 @@ class Books:
                 needed = needed_by(operation)
                 lease = None
                 if needed is not None:
-                    lease = opened.get(needed) or exchange.given.get(needed) or self._tables.leases.get(needed)
+                    given = exchange.given.get(needed)
+                    is_alive = given is not None and given._ended is None  # else another may have its name
+                    lease = opened.get(needed) or (given if is_alive else self._tables.leases.get(needed))
                 if isinstance(operation, MatchPrefix) and outcome.error is None:
                     taken.append(self._opened(operation, outcome.value, opened, exchange.seq))
                 else:
@@ -182,6 +186,8 @@ class Books:
             lease.is_pin, lease.engine_id = True, None
         opened[operation.lease_id] = lease
         if not is_repeated:  # else it is gone since, and this is what it was
+            if lease_id in self._tables.leases or lease_id in self._tables.lost:
+                self._forget(lease_id, LeaseExpired)  # unnoticed, or its name would not have been free
             self._tables.leases[lease_id] = lease
         return Outcome(lease)
 
@@ -256,7 +262,8 @@ class Books:
     def settle(self, lease_id: str, error: RadixCacheError | None, sent_at: float) -> None:
         """Note what the release of an orphan came to."""
         with self._lock:
-            self._losses.settle(lease_id, error, sent_at)
+            if self._losses.settle(lease_id, error, sent_at):
+                self._tables.forget(lease_id, UnknownLease)
         self.wake()
 
     def until_orphans_s(self) -> float | None:

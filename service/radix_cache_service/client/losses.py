@@ -163,17 +163,20 @@ class Losses:
             self._orphans[lease_id] = self._orphans[lease_id]._replace(due_at=now + _RETRY_S, is_in_flight=True)
         return due
 
-    def settle(self, lease_id: str, error: RadixCacheError | None, sent_at: float) -> None:
-        """Note what a release that was sent at ``sent_at`` came to; on any other error it is tried again."""
+    def settle(self, lease_id: str, error: RadixCacheError | None, sent_at: float) -> bool:
+        """Note what a release that was sent at ``sent_at`` came to, and tell whether an orphan is gone for certain; on
+        any other error it is tried again.
+        """
         orphan = self._orphans.get(lease_id)
         if orphan is None:
-            return
+            return False
         is_gone = error is None or isinstance(error, LeaseExpired)
         if is_gone or (isinstance(error, UnknownLease) and sent_at >= orphan.certain_at):
             del self._orphans[lease_id]
-        else:
-            due_at = orphan.certain_at if isinstance(error, UnknownLease) else orphan.due_at
-            self._orphans[lease_id] = _Orphan(orphan.certain_at, due_at)
+            return True
+        due_at = orphan.certain_at if isinstance(error, UnknownLease) else orphan.due_at
+        self._orphans[lease_id] = _Orphan(orphan.certain_at, due_at)
+        return False
 
     def next_due(self) -> float | None:
         """Return when there is something to give back next, or None."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -23,28 +20,21 @@ from radix_cache.operations import (
     check_seconds,
 )
 from radix_cache.stats import Description
-from radix_cache.tokens import shown
-from radix_cache_service.access.addresses import is_local
-from radix_cache_service.access.tokens import is_token
 from radix_cache_service.calls import batch_request, read_batch, read_description
 from radix_cache_service.client.books import Books
+from radix_cache_service.client.connection import MAX_MESSAGE_BYTES, Connection
 from radix_cache_service.client.exchange import Call, Exchange
 from radix_cache_service.client.tls import Tls
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 
-__all__ = ["RECONNECT_S", "Remote", "authorization"]
+__all__ = ["Remote"]
 
-_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _NUM_RELEASES_AT_ONCE = 256
 _RELEASE_TIMEOUT_S = 1.0
 _LEAST_WAIT_S = 1.0
-_MAX_BACKOFF_MS = 1000
-RECONNECT_S = 1.5 * _MAX_BACKOFF_MS / 1000  # a server that is back is connected to within this time
-_remotes: weakref.WeakSet[Remote] = weakref.WeakSet()
-_inherited: list[Any] = []  # channels of the parent process: closing one here could hang, so they are kept
 
 
-class Remote:
+class Remote(Connection):
     """A client's settings and state, without its channel.
 
     target: ``"127.0.0.1:50051"`` or ``"unix:/run/radix-cache.sock"``. engine_id: names this engine process; all its
@@ -69,44 +59,26 @@ class Remote:
         layout_fingerprint: str | None = None,
         heartbeat_interval_s: float | None = None,
         channel_credentials: grpc.ChannelCredentials | None = None,
-        max_message_bytes: int = _MAX_MESSAGE_BYTES,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         tls: Tls | None = None,
         token: str | Callable[[], str] | None = None,
         allow_plaintext_token: bool = False,
         pool_epoch: str | None = None,
     ) -> None:
-        if not isinstance(target, str) or not target:
-            raise InvalidArgument(f"target is an address, as in 127.0.0.1:50051, not {shown(target)}")
-        self.target = target
         self.engine_id = None if engine_id is None else check_name(engine_id, "engine_id")
-        self.timeout_s = check_seconds(timeout_s, "timeout_s")
         self._wanted = pb.DescribeRequest(layout_fingerprint=layout_fingerprint, pool_epoch=pool_epoch)
         if block_size is not None:
             self._wanted.block_size = check_count(block_size, "block_size", 1)
         if heartbeat_interval_s is not None:
             check_seconds(heartbeat_interval_s, "heartbeat_interval_s")
         self._heartbeat_interval_s = heartbeat_interval_s
-        if tls is not None and channel_credentials is not None:
-            raise InvalidArgument("tls and channel_credentials are two ways to say the same: give one of them")
-        self._credentials = channel_credentials if tls is None else tls.credentials()
-        if token is not None and self._credentials is None and not allow_plaintext_token and not is_local(target):
-            raise InvalidArgument(f"the token would go to {target} in the clear: use tls, or set allow_plaintext_token")
-        self._token = token
-        if token is not None and not callable(token):
-            authorization(token)  # checks it
-        self._max_message_bytes = check_count(max_message_bytes, "max_message_bytes", 1)
-        self._is_closed = False
-        self._channel: Any = None
-        self._reset()
-        _remotes.add(self)
+        super().__init__(target, timeout_s, tls, channel_credentials, token, allow_plaintext_token, max_message_bytes)
 
     def _reset(self) -> None:
         """Begin as a client that has done nothing yet."""
+        super()._reset()
         self._books = Books(self.engine_id)
         self._began_at = self._books.clock()
-        if self._channel is not None:
-            _inherited.append(self._channel)
-        self._channel = self._stub = None
 
     # Until when, and which server.
 
@@ -137,33 +109,6 @@ class Remote:
         return f"<{type(self).__name__} of {self.target}, engine {self.engine_id!r}>"
 
     # For the clients.
-
-    @property
-    def _options(self) -> list[tuple[str, int]]:
-        return [
-            ("grpc.max_send_message_length", self._max_message_bytes),
-            ("grpc.max_receive_message_length", self._max_message_bytes),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", _MAX_BACKOFF_MS),
-            ("grpc.use_local_subchannel_pool", 1),  # a connection of one's own
-            ("grpc.enable_http_proxy", 0),
-        ]
-
-    @property
-    def _metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """What each call says of its caller."""
-        if self._token is None:
-            return None
-        return authorization(self._token() if callable(self._token) else self._token)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ServiceUnavailable(f"the client of {self.target} is closed")
-
-    def _check_size(self, call: Call) -> None:
-        num_bytes = call.request.ByteSize()
-        if num_bytes > self._max_message_bytes:
-            raise InvalidArgument(f"a message has at most {self._max_message_bytes} bytes here, not {num_bytes}")
 
     @property
     def _interval_s(self) -> float | None:
@@ -270,18 +215,3 @@ class Remote:
         owned = self._books.owned()
         most = min(_NUM_RELEASES_AT_ONCE, (self._books.description and self._books.description.max_operations) or 1)
         return [owned[start : start + most] for start in range(0, len(owned), most)]
-
-
-def authorization(token: str) -> tuple[tuple[str, str], ...]:
-    """Return what a call says of its caller. Raises `InvalidArgument` for what is no token, and does not quote it."""
-    if not is_token(token):
-        raise InvalidArgument("token has 16 to 512 letters, digits and -._~+/ (=, at the end)")
-    return (("authorization", f"Bearer {token}"),)
-
-
-def _after_fork() -> None:
-    for remote in list(_remotes):
-        remote._reset()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -47,9 +47,7 @@ class Session(Verbs):
     def batch(self, seq: int | None = None, strict: bool = False) -> Batch:
         """Return a context manager whose verbs are one message; when it ends, the answers are there."""
         self._client._check_seq(seq)
-        return Batch(
-            partial(self._client._books.check, seq=seq), partial(self._run, seq=seq, strict=strict), seq is not None
-        )
+        return Batch(partial(self._client._books.check, seq=seq), partial(self._run, seq=seq, strict=strict), seq)
 
     def submit(self, seq: int | None = None, strict: bool = False) -> SubmittedBatch:
         """Return a context manager whose verbs are one message, sent when it ends; the ``result()`` of each waits.
@@ -58,7 +56,7 @@ class Session(Verbs):
         """
         self._client._check_seq(seq)
         return SubmittedBatch(
-            partial(self._client._books.check, seq=seq), partial(self._submit, seq=seq, strict=strict), seq is not None
+            partial(self._client._books.check, seq=seq), partial(self._submit, seq=seq, strict=strict), seq
         )
 
     def close(self) -> None:
@@ -103,7 +101,7 @@ class Session(Verbs):
         with exchange, self._sending:
             if self._is_closed:
                 raise ServiceUnavailable("the session is closed")
-            self._client._check_size(exchange)
+            self._client._check_size(exchange.request)
             self._client._release_orphans()
             return self._usable_stream().send(exchange)
 
@@ -121,8 +119,8 @@ class Session(Verbs):
 class SubmittedBatch(RemoteRecorder):
     """A context manager that sends what was recorded in it when it ends; left by an exception, it sends nothing."""
 
-    def __init__(self, check: Any, submit: Any, is_numbered: bool) -> None:
-        super().__init__(check, is_numbered)
+    def __init__(self, check: Any, submit: Any, number: int | None) -> None:
+        super().__init__(check, number)
         self._submit = submit
         self._answer: Answer | None = None
 
@@ -153,8 +151,7 @@ class SubmittedBatch(RemoteRecorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._has_ended = True
-        if error is not None:
+        if self._is_left(error):
             return
         try:
             self._answer = self._submit(self._operations, self._given)

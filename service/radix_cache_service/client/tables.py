@@ -21,20 +21,22 @@ class Tables:
     """The leases that this client opened and that are not known to be gone. Not thread-safe.
 
     until: when each runs out, by this process's clock, as far as calls that name it keep it alive. promised: those that
-    were promised a time of their own.
+    were promised a time of their own. lost: those whose end was sent off, and nobody knows whether it has come.
     """
 
     def __init__(self, engine_id: str | None) -> None:
         self.engine_id = engine_id
         self.leases: dict[str, Lease] = {}
+        self.lost: dict[str, Lease] = {}
         self.until: dict[str, float] = {}
         self.promised: set[str] = set()
 
     def clear(self) -> None:
         """Forget all: the server has."""
-        for lease in self.leases.values():
+        for lease in (*self.leases.values(), *self.lost.values()):
             lease._ended = UnknownLease
         self.leases.clear()
+        self.lost.clear()
         self.until.clear()
         self.promised.clear()
 
@@ -42,9 +44,11 @@ class Tables:
         """The lease is gone. ended: what a verb raises from here on that is given its object; None where it may have to
         be named again, in the message that it was lost with.
         """
-        lease = self.leases.pop(lease_id, None)
+        lease = self.leases.pop(lease_id, None) or self.lost.pop(lease_id, None)
         if lease is not None:
             lease._ended = ended
+            if ended is None:
+                self.lost[lease_id] = lease
         self.until.pop(lease_id, None)
         self.promised.discard(lease_id)
 

@@ -21,9 +21,10 @@ _LEAST_SILENCE_S = 3.0  # of a stream with a heartbeat each second
 
 
 class WatchedEvents(NamedTuple):
-    """What one call to the server's cache changed; nothing, in a heartbeat.
+    """What one call to the server's cache changed, or a part of it where that is much; nothing, in a heartbeat.
 
-    seq, epoch: where in which stream. is_reset: it begins with `AllBlocksCleared`, and has all that is cached.
+    seq, epoch: where in which stream. is_reset: it begins with `AllBlocksCleared`, and has all that is cached; where
+    that is much, it may go on in the next ones.
     """
 
     seq: int
