@@ -15,7 +15,7 @@ def match(lease_id: str) -> MatchPrefix:
 
 def test_orphans_are_due_at_once_then_once_a_second_then_when_it_is_certain() -> None:
     losses = Losses()
-    losses.lose([match("a"), Release("b"), match("c"), Release("c")], frozenset(), 9.0, None, 1.0)
+    losses.lose([match("a"), Release("b"), match("c"), Release("c")], (), frozenset(), 9.0, None, 1.0)
     assert losses.next_due() == 1.0
     assert losses.take_due(1.0, 2) == ["a", "c"] or sorted(losses.orphans) == ["a", "b", "c"]
     losses.take_due(1.0, 99)
@@ -36,10 +36,10 @@ def test_orphans_are_due_at_once_then_once_a_second_then_when_it_is_certain() ->
 
 def test_the_name_of_an_orphan_is_in_use_while_it_is_being_released() -> None:
     losses = Losses()
-    losses.lose([match("a")], frozenset(), 9.0, None, 1.0)
+    losses.lose([match("a")], (), frozenset(), 9.0, None, 1.0)
     assert losses.begin([match("a")], None, False, 1.0) == {"a"}
     assert list(losses.orphans) == []
-    losses.lose([match("a")], frozenset("a"), 9.0, None, 1.0)
+    losses.lose([match("a")], (), frozenset("a"), 9.0, None, 1.0)
     losses.take_due(1.0, 99)
     with pytest.raises(InvalidArgument, match="in use"):
         losses.begin([match("a")], None, False, 1.0)
@@ -49,7 +49,7 @@ def test_the_name_of_an_orphan_is_in_use_while_it_is_being_released() -> None:
 
 def test_a_lease_of_a_lost_batch_can_be_asked_for_alone() -> None:
     losses = Losses()
-    losses.lose([match("a"), match("b"), Allocate("c", 1)], frozenset(), 9.0, 7, 1.0)
+    losses.lose([match("a"), match("b"), Allocate("c", 1)], (), frozenset(), 9.0, 7, 1.0)
     assert losses.begin([match("a")], None, False, 1.0) == {"a"}
     losses.give_up(1.0)
     assert list(losses.orphans) == ["b"]

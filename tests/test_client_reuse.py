@@ -10,7 +10,7 @@ from helpers import Clock
 from routes import FileClock
 from service_process import ServerProcess
 
-from radix_cache.errors import InvalidArgument, LeaseExpired, ServiceUnavailable, UnknownLease
+from radix_cache.errors import InvalidArgument, LeaseExpired, OldSeq, ServiceUnavailable, StaleLease, UnknownLease
 from radix_cache_service import Client
 
 TTL_S = 10.0
@@ -114,4 +114,37 @@ def test_the_largest_number_is_the_last(server: ServerProcess) -> None:
                 client.batch(),
             ):
                 pass
+    assert_all_returned(server.address)
+
+
+def test_a_number_that_the_client_gave_away_is_not_the_caller_s_any_more(server: ServerProcess) -> None:
+    with Client(server.address, engine_id=new_engine()) as client:
+        lease = client.match_prefix([1, 2], num_tokens=2)
+        with client.batch(seq=1) as batch:
+            batch.probe([1])
+        with client.batch() as batch:
+            batch.allocate(lease, num_blocks=1)  # numbered 2 here
+        table = list(lease.block_table)
+        with pytest.raises(OldSeq, match="seq 2 is not above 2, this client's own"), client.batch(seq=2) as batch:
+            batch.allocate(lease, num_blocks=1)
+        assert list(lease.block_table) == table
+        with client.batch(seq=3) as batch:
+            batch.allocate(lease, num_blocks=1)
+        assert len(lease.block_table) == len(table) + 1
+    assert_all_returned(server.address)
+
+
+def test_a_match_under_a_name_in_use_whose_answer_is_lost(server: ServerProcess) -> None:
+    """It was refused, or got the lease that is there: nothing that a client has is released behind its back."""
+    with Client(server.address, engine_id=new_engine()) as client, Client(server.address) as other:
+        client._books.clock = now = Clock(1000.0)
+        lease = client.match_prefix([1, 2], num_tokens=2, lease_id="held")
+        with losing_answers(client), pytest.raises(ServiceUnavailable):
+            client.match_prefix([3, 4], num_tokens=2, lease_id="held")
+        now.advance(100.0)
+        client.probe([1])
+        assert [info.lease_id for info in other.leases(client.engine_id)] == ["held"]
+        with pytest.raises(StaleLease, match="it can only be released"):
+            client.allocate(lease, num_blocks=1)
+        client.release(lease)
     assert_all_returned(server.address)

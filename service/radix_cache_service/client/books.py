@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from radix_cache.errors import (
     InvalidBlocks,
     LeaseExpired,
+    OldSeq,
     RadixCacheError,
     UnknownLease,
 )
@@ -45,6 +46,7 @@ class Books:
         self._tables = Tables(engine_id)
         self._losses = Losses()
         self._seq: int | None = None
+        self._chosen_seq = 0  # the last that was chosen here, and the last that the caller chose
         self._own_seq: int | None = None
         self._own_sent_at = 0.0
         self._answered_seq: int | None = None
@@ -118,7 +120,7 @@ class Books:
         """
         with self._lock:
             seq = max(time.time_ns() if self._seq is None else self._seq + 1, last + 1)
-            self._seq = check_count(seq, "seq of the next batch", 1, 2**64 - 1)
+            self._seq = self._chosen_seq = check_count(seq, "seq of the next batch", 1, 2**64 - 1)
             return self._seq
 
     def check(self, operation: Operation, seq: int | None = None) -> None:
@@ -136,9 +138,15 @@ class Books:
         return self._own_sent_at if seq is not None and seq == self._own_seq else None
 
     def begin(self, operations: Sequence[Operation], seq: int | None = None, is_batch: bool = False) -> frozenset[str]:
-        """A message is to be sent; return the leases that an earlier try of it may have opened."""
+        """A message is to be sent; return the leases that an earlier try of it may have opened.
+
+        Raises `OldSeq` for a number of the caller's that this client has given to a batch of its own meanwhile.
+        """
         with self._lock:
             if seq is not None:
+                if seq <= self._chosen_seq and seq != self._own_seq:
+                    last = self._chosen_seq
+                    raise OldSeq(f"seq {seq} is not above {last}, this client's own number of a batch", seq, last)
                 self._seq = max(seq, self._seq or 0)
                 if seq != self._own_seq:
                     self._own_seq, self._own_sent_at = seq, self.clock()
@@ -240,7 +248,9 @@ class Books:
             for operation in exchange.operations:
                 if isinstance(operation, Release):
                     self._forget(operation.lease_id)
-            self._losses.lose(exchange.operations, exchange.before, exchange.certain_at, exchange.seq, self.clock())
+            held = self._tables.leases.keys()
+            before, certain_at = exchange.before, exchange.certain_at
+            self._losses.lose(exchange.operations, held, before, certain_at, exchange.seq, self.clock())
         self.wake()
 
     def refuse(self, exchange: Exchange, error: RadixCacheError) -> None:

@@ -12,7 +12,7 @@ No I/O and no clock: times come from outside, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from radix_cache.errors import InvalidArgument, LeaseExpired, RadixCacheError, StaleLease, UnknownLease
@@ -102,10 +102,20 @@ class Losses:
         return orphan
 
     def lose(
-        self, operations: Sequence[Operation], before: frozenset[str], certain_at: float, seq: int | None, now: float
+        self,
+        operations: Sequence[Operation],
+        held: Container[str],
+        before: frozenset[str],
+        certain_at: float,
+        seq: int | None,
+        now: float,
     ) -> None:
-        """No answer came, nor will one. ``before``: leases that the same batch may have opened already."""
-        opened = {operation.lease_id for operation in operations if isinstance(operation, MatchPrefix)}
+        """No answer came, nor will one. ``held``: the leases that the client has, which a match may have named by
+        mistake. ``before``: leases that the same batch may have opened already.
+        """
+        named = {operation.lease_id for operation in operations if isinstance(operation, MatchPrefix)}
+        opened = {lease_id for lease_id in named if lease_id not in held}
+        self._doubts.update((lease_id, seq) for lease_id in named - opened)
         released = {operation.lease_id for operation in operations if isinstance(operation, Release)}
         for operation in operations:
             if isinstance(operation, (Allocate, Insert, Free)) and operation.lease_id not in opened | released:
