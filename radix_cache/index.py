@@ -18,6 +18,9 @@ Nothing here recurses, so a tree may be as deep as it likes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import starmap
+
 from radix_cache.errors import IntegrityError, InvalidArgument, InvalidTokens
 from radix_cache.events import Change, Cleared, Dropped, Grafted
 from radix_cache.hints import NO_HINTS, Hints
@@ -489,10 +492,24 @@ class PrefixIndex:
 
     # Reading.
 
-    def grafts(self) -> list[Change]:
-        """Return the changes that would make the visible tree out of an empty one. O(nodes)."""
-        spans = (node for node in nodes_below(self.roots.values()) if node.root is not None)
-        return [
-            Grafted(node.root.namespace, last_id(node.parent), node.tokens, node.block_ids)  # type: ignore[union-attr]
-            for node in spans
-        ]
+    def grafts(self) -> Iterator[Change]:
+        """Return the changes that would make the visible tree of this moment out of an empty one. O(nodes).
+
+        They are made as they are read, without the tree: only the walk is done by then.
+        """
+        spans: list[tuple[Root, bytes, bytes, bytes]] = []
+        for root in self.roots.values():
+            above: list[Node] = [root]
+            while above:  # `nodes_below`, written out: everybody waits for it
+                node = above.pop()
+                ids = node.block_ids
+                for child in node.children.values() if node.children is not None else ():
+                    spans.append((root, ids, child.tokens, child.block_ids))
+                    if child.children is not None:
+                        above.append(child)
+        return starmap(_graft, spans)
+
+
+def _graft(root: Root, above: bytes, tokens: bytes, block_ids: bytes) -> Grafted:
+    """Return the change that brought a span below what ends with the blocks ``above``."""
+    return Grafted(root.namespace, memoryview(above).cast("i")[-1] if above else None, tokens, block_ids)

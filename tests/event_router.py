@@ -20,7 +20,7 @@ from radix_cache_service.events.names import lora_name_of
 os.environ.setdefault("DYN_LOG", "off")
 llm = pytest.importorskip("dynamo.llm", reason="ai-dynamo-runtime is not installed: pip install 'radix-cache[router]'")
 
-CONVERGED_S = 30.0
+CONVERGED_S = 60.0
 BLOCK_SIZE = 2
 
 

@@ -19,7 +19,7 @@ from radix_cache_service.events.curve import read_curve
 from radix_cache_service.events.service import EventService
 
 ANY = "127.0.0.1:0"
-WAIT_MS = 10_000
+WAIT_MS = 60_000
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 ENDED = REFUSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 

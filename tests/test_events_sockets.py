@@ -20,7 +20,7 @@ from radix_cache_service.events.stream import EventStream
 from radix_cache_service.events.wire import EventEncoder, lora_name_of
 
 ANY = "127.0.0.1:0"
-WAIT_MS = 5000
+WAIT_MS = 60_000
 
 
 class Published:
@@ -195,20 +195,6 @@ def test_what_is_no_request_is_not_answered(
     assert len(socket.recv_multipart()) == 4
     assert len(socket.recv_multipart()) == 4
     assert not socket.poll(50)
-
-
-def test_a_subscriber_that_does_not_read_holds_up_nobody(publish: Callable[..., Published], peers: Peers) -> None:
-    published = publish()
-    stuck, reader = subscribed(peers, published), subscribed(peers, published)
-    stuck.setsockopt(zmq.RCVHWM, 1)
-    for number in range(200):
-        cached(published.cache, [number, number] * 20)
-    numbers = []
-    while published.stream.figures().num_queued or not numbers or numbers[-1] < published.stream.last_seq:
-        assert reader.poll(WAIT_MS)
-        numbers.append(read(reader.recv_multipart())[0])
-    assert published.stream.figures().num_dropped == 0
-    assert published.stream.figures().num_batches >= 201
 
 
 def test_a_taken_port_is_an_error(publish: Callable[..., Published]) -> None:

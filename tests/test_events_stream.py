@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from client_help import wait_until
 from helpers import cached, packed
 from mirror import Mirror, walked
 
@@ -18,6 +19,8 @@ from radix_cache_service.events import batches as event_batches
 from radix_cache_service.events.batches import EventBatch
 from radix_cache_service.events.stream import EventStream
 from radix_cache_service.events.watching import messages_of
+
+WAIT_S = 60
 
 
 class Stepped:
@@ -208,6 +211,31 @@ def test_a_snapshot_of_a_lost_queue_is_the_tree_too() -> None:
     assert snapshot.seq == stepped.stream.last_seq
 
 
+def test_after_a_snapshot_that_failed_the_tree_is_published() -> None:
+    stepped = Stepped()
+    stepped.store(1)
+    original, encode = stepped.cache.snapshot, stepped.stream._encode
+
+    def late(stamp: Any) -> Any:
+        stepped.cache.snapshot = original  # type: ignore[method-assign]
+        cached(stepped.cache, [1, 2])
+        return original(stamp)
+
+    def fail(events: Any, rest: Any) -> bytes:
+        stepped.stream._encode = encode
+        raise ValueError("once")
+
+    future = stepped.stream.replay(0)
+    stepped.cache.snapshot, stepped.stream._encode = late, fail  # type: ignore[method-assign]
+    assert stepped.turn() == []
+    assert isinstance(future.exception(0), ValueError)
+    (batch,) = stepped.turn()
+    assert batch.is_reset
+    mirror = Mirror()
+    mirror.read(batch.events)
+    assert mirror.parents == walked(stepped.cache)
+
+
 def test_many_threads_and_late_readers_see_one_tree() -> None:
     cache = PrefixCache(64, 1)
     stream = EventStream(cache, max_queued=16, num_kept=8)
@@ -226,7 +254,7 @@ def test_many_threads_and_late_readers_see_one_tree() -> None:
     readers: list[tuple[list[EventBatch], list[EventBatch]]] = []
     for start in (0, 0, 0):
         live: list[EventBatch] = []
-        readers.append((stream.join(live.append, start).result(10), live))
+        readers.append((stream.join(live.append, start).result(WAIT_S), live))
         time.sleep(0.02)
     for thread in threads:
         thread.join()
@@ -252,11 +280,9 @@ def test_a_failure_is_followed_by_the_whole_tree(caplog: pytest.LogCaptureFixtur
     stream = EventStream(cache, encode=encode)
     seen: list[EventBatch] = []
     stream.start()
-    stream.join(seen.append).result(5)
+    stream.join(seen.append).result(WAIT_S)
     cached(cache, [1, 2])
-    deadline = time.monotonic() + 5
-    while not any(batch.is_reset for batch in seen) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: any(batch.is_reset for batch in seen))
     mirror = Mirror()
     mirror.read(next(batch.events for batch in seen if batch.is_reset))
     assert mirror.parents == walked(cache) != {}
@@ -265,13 +291,26 @@ def test_a_failure_is_followed_by_the_whole_tree(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_heartbeat_comes_each_second() -> None:
-    stream = EventStream(PrefixCache(16, 1))
-    seen: list[float] = []
+    now = [0.0]
+    stream = EventStream(PrefixCache(16, 1), clock=lambda: now[0])
+    seen: list[EventBatch] = []
+
+    def num_seen() -> int:
+        """Count, when the stream has looked at the clock for sure."""
+        for _ in range(2):
+            stream._ask(lambda: None).result(WAIT_S)
+        return len(seen)
+
     stream.start()
-    stream.join(lambda batch: seen.append(time.monotonic())).result(5)
-    time.sleep(2.3)
+    stream.join(seen.append).result(WAIT_S)
+    first = num_seen()
+    for number in range(3):
+        now[0] += 0.99
+        assert num_seen() == first + number
+        now[0] += 0.02
+        wait_until(lambda: len(seen) > first + number)  # noqa: B023 - called at once
+        assert num_seen() == first + number + 1
     stream.close()
-    assert len(seen) in {2, 3}
 
 
 def test_large_batches_travel_in_pieces() -> None:

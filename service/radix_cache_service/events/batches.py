@@ -16,10 +16,10 @@ _BYTES_OF_A_BATCH = 200
 
 
 class EventBatch(NamedTuple):
-    """What one call changed; nothing, in a heartbeat.
+    """What one call changed, or a piece of that; nothing, in a heartbeat.
 
-    is_reset: it begins from nothing, with all that is cached now. payload: as ZeroMQ has it, where that is served.
-    num_bytes: about how much memory it takes.
+    is_reset: it begins from nothing, with all that is cached now; where that is much, it may go on in the next ones.
+    payload: as ZeroMQ has it, where that is served. num_bytes: about how much memory it takes.
     """
 
     seq: int

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from radix_cache import PrefixCache
 from radix_cache_service.config import ServerConfig
+from radix_cache_service.events.pieces import Pieces
 from radix_cache_service.events.settings import replay_address_of
 from radix_cache_service.events.stream import EventStream
 
@@ -25,13 +26,14 @@ class EventService:
         self.addresses: list[str] = []
         self._config = config
         self._sockets: EventSockets | None = None
-        encode = None
+        encode = pieces = None
         if config.events_listen is not None:
             from radix_cache_service.events.wire import EventEncoder  # noqa: PLC0415 - an extra
 
             encode = EventEncoder(config.block_size, config.events_format, config.events_rank)
+            pieces = Pieces(config.block_size)
         if config.events or encode is not None:
-            self.stream = EventStream(cache, config.max_queued_events, config.max_kept_events, encode)
+            self.stream = EventStream(cache, config.max_queued_events, config.max_kept_events, encode, pieces)
 
     def start(self) -> None:
         """Open the ports and begin. Raises `OSError` for one that is taken."""
@@ -47,7 +49,7 @@ class EventService:
                 self._config.events_listen,
                 replay_address_of(self._config),
                 self._config.events_topic,
-                self._config.max_kept_events,
+                Pieces(self._config.block_size).num_waiting,
                 None if key_file is None else read_curve(key_file, self._config.events_readers_dir),
             )
             self._sockets.start()
@@ -56,6 +58,8 @@ class EventService:
 
     def close(self) -> None:
         """Publish what is left, and close the ports."""
+        if self._sockets is not None:
+            self._sockets.close_replays()
         if self.stream is not None:
             self.stream.close()
         if self._sockets is not None:

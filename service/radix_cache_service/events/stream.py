@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 Sink: TypeAlias = Callable[[EventBatch], object]
 Encode: TypeAlias = Callable[[list[Event], Callable[[], object] | None], bytes]
+Cut: TypeAlias = Callable[[list[Event]], Iterable[list[Event]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class EventStream:
     """The events of ``cache``, which nobody else may listen to. epoch: of this stream, random.
 
     max_queued: calls whose changes may wait. num_kept: batches that can be asked for again. encode: makes a payload of
-    a batch's events, once; where these are many, it gets what to call now and then.
+    a batch's events, once; where these are many, it gets what to call now and then. cut: divides what is much into
+    several batches; None: a call is one, whatever it changed. clock: seconds, for the heartbeats.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class EventStream:
         max_queued: int = 8192,
         num_kept: int = 8192,
         encode: Encode | None = None,
+        cut: Cut | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.epoch = os.urandom(8).hex()
         self.last_seq = time.time_ns() // 1000
@@ -73,11 +77,14 @@ class EventStream:
         said = cache.describe()
         self._hashes = BlockHashes(said.num_blocks, said.block_size)
         self._encode = encode
+        self._clock = clock
+        self._cut = cut or (lambda events: (events,))
         self._queue: deque[list[Change]] = deque()
         self._max_queued = max_queued
         self._is_lost = True  # nothing is known of the cache yet
         self._requests: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._kept = KeptBatches(num_kept)
+        self._newest_snapshot: EventBatch | None = None  # until the next batch: those who ask together share it
         self._sinks: list[Sink] = []
         self._woken = threading.Event()
         self._is_closed = False
@@ -155,14 +162,14 @@ class EventStream:
 
     def _run(self) -> None:
         self._answer_all()  # who asked before the start misses nothing
-        due = time.monotonic()
+        due = self._clock()
         while not self._is_closed:
-            self._woken.wait(max(due - time.monotonic(), 0))
+            self._woken.wait(max(due - self._clock(), 0))
             time.sleep(_PAUSE_S)
             self._woken.clear()
-            is_due = time.monotonic() >= due
+            is_due = self._clock() >= due
             if is_due:
-                due = time.monotonic() + HEARTBEAT_S
+                due = self._clock() + HEARTBEAT_S
             self._turn(is_due=is_due)
         self._turn(is_due=False)
 
@@ -194,7 +201,7 @@ class EventStream:
                 if changes is None:
                     break
                 if not self._is_lost:  # else they are part of what is published anew
-                    burst.append(self._made(self._hashes.events(changes)))
+                    burst.extend(self._made(self._hashes.events(changes)))
         finally:
             self._send(burst)
 
@@ -204,7 +211,7 @@ class EventStream:
         except IndexError:  # it was emptied meanwhile
             return None
 
-    def _begin_anew(self) -> EventBatch:
+    def _begin_anew(self) -> list[EventBatch]:
         """Publish the whole tree."""
         said = self._cache.describe()
         self._hashes = BlockHashes(said.num_blocks, said.block_size)
@@ -215,18 +222,22 @@ class EventStream:
         self._queue.clear()
         self._is_lost = False
 
-    def _publish(self, events: list[Event], *, is_reset: bool = False) -> EventBatch:
-        batch = self._made(events, is_reset=is_reset)
-        self._send([batch])
-        return batch
+    def _publish(self, events: list[Event], *, is_reset: bool = False) -> list[EventBatch]:
+        batches: list[EventBatch] = []
+        for batch in self._made(events, is_reset=is_reset):
+            self._send([batch])
+            batches.append(batch)
+        return batches
 
-    def _made(self, events: list[Event], *, is_reset: bool = False) -> EventBatch:
-        """Return the next batch, numbered and kept."""
-        batch = self._batch(self.last_seq + 1, events, is_reset)
-        self.last_seq = batch.seq  # of those that are kept none is missing
-        self._num_batches += 1
-        self._kept.add(batch)
-        return batch
+    def _made(self, events: list[Event], *, is_reset: bool = False) -> Iterator[EventBatch]:
+        """Yield the next batches, numbered and kept: of those that are kept none is missing."""
+        for at, piece in enumerate(self._cut(events)):
+            batch = self._batch(self.last_seq + 1, piece, is_reset and at == 0)
+            self.last_seq = batch.seq
+            self._num_batches += 1
+            self._newest_snapshot = None
+            self._kept.add(batch)
+            yield batch
 
     def _send(self, batches: list[EventBatch]) -> None:
         for batch in batches:
@@ -240,16 +251,19 @@ class EventStream:
                 try:
                     future.set_result(request())
                 except Exception as error:  # noqa: BLE001 - whoever asked is told
+                    self._is_lost = True  # it may have taken what is queued
                     future.set_exception(error)
 
     def _again(self, start_seq: int) -> list[EventBatch]:
         self._num_replays += 1
         missed = self._kept.since(start_seq, self.last_seq)
-        return [self._snapshot()] if missed is None else missed
+        return self._snapshot() if missed is None else missed
 
-    def _snapshot(self) -> EventBatch:
+    def _snapshot(self) -> list[EventBatch]:
         """Return all that is cached, under the number of the newest batch."""
         self._num_snapshots += 1
+        if self._newest_snapshot is not None:
+            return [self._newest_snapshot]
         queued: list[list[Change]] = []
 
         def take() -> None:
@@ -261,7 +275,8 @@ class EventStream:
             return self._begin_anew()
         for changes in queued:
             self._publish(self._hashes.events(changes))
-        return self._batch(self.last_seq, self._whole(grafts, self._hashes.known), is_reset=True)
+        self._newest_snapshot = self._batch(self.last_seq, self._whole(grafts, self._hashes.known), is_reset=True)
+        return [self._newest_snapshot]
 
     def _list(self, stamp: Callable[[], object]) -> list[Change]:
         settle_gc()  # else a full collection may come while the lock is held
