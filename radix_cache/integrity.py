@@ -90,10 +90,11 @@ def check_index(index: PrefixIndex, holders: Iterable[Node]) -> set[int]:
     leaves: set[Node] = set()
     sums = Counter[str]()
     books: dict[Root, list[int]] = {root: [0, 0] for root in index.roots.values()}
-    detached = [node for node in index._doomed if not node.is_dead]
+    detached = [node for node in dict.fromkeys(index._doomed) if not node.is_dead and not _is_child(index, node)]
+    locked = Counter(node.parent for node in (*detached, *index._dead) if node.num_locks)  # by those no walk leads to
     for node in nodes_below([*index.roots.values(), *detached, *index._dead]):
         _check_node(index, node)
-        _check_links(index, node, ends[node])
+        _check_links(index, node, ends[node], locked[node])
         ids = memoryview(node.block_ids).cast("i").tolist()
         sums.update(nodes=node.parent is not None, cached=len(ids), locks=node.num_locks)
         sums["protected"] += len(ids) if node.num_locks else 0
@@ -116,6 +117,12 @@ def check_index(index: PrefixIndex, holders: Iterable[Node]) -> set[int]:
     _check_books(index, books)
     _check_order(index, leaves)
     return seen
+
+
+def _is_child(index: PrefixIndex, node: Node) -> bool:
+    """Tell whether a detached node is below another one: a cut has put its upper half in its place."""
+    siblings = None if node.parent is None else node.parent.children
+    return siblings is not None and siblings.get(node.tokens[: index.block_bytes]) is node
 
 
 def _check_books(index: PrefixIndex, found: dict[Root, list[int]]) -> None:
@@ -143,9 +150,9 @@ def _check_node(index: PrefixIndex, node: Node) -> None:
         raise IntegrityError(f"namespace {node.namespace} is kept with nothing in it")
 
 
-def _check_links(index: PrefixIndex, node: Node, num_ends: int) -> None:
+def _check_links(index: PrefixIndex, node: Node, num_ends: int, num_locked: int) -> None:
     """Children are keyed by their first block, point back, begin where the node ends, and are no younger; the shortcut
-    is one of them; locks are ends plus locked children.
+    is one of them; locks are ends plus locked children, with ``num_locked`` that are detached.
     """
     children = node.children
     if children is not None and not children:
@@ -153,7 +160,6 @@ def _check_links(index: PrefixIndex, node: Node, num_ends: int) -> None:
     recent = node.recent
     if recent is not None and (children is None or children.get(recent.tokens[: index.block_bytes]) is not recent):
         raise IntegrityError("a node's shortcut leads to what is not its child")
-    num_locked = 0
     for key, child in children.items() if children is not None else ():
         if child.root is not (node.root or node):
             raise IntegrityError("a node is not of its parent's namespace")
@@ -164,8 +170,6 @@ def _check_links(index: PrefixIndex, node: Node, num_ends: int) -> None:
         if child.last_access > node.last_access or child.is_dead:
             raise IntegrityError("a child was touched after its parent, or is dead")
         num_locked += child.num_locks > 0
-    num_locked += sum(dead.parent is node for dead in index._dead)
-    num_locked += sum(top.parent is node and top.num_locks > 0 for top in index._doomed if not top.is_dead)
     if node.num_locks != num_ends + num_locked:
         raise IntegrityError(f"{node.num_locks} locks on a node with {num_ends} leases and {num_locked} locked below")
 

@@ -22,16 +22,16 @@ Prefix = tuple[int, ...]
 
 
 class ResetMachine(RuleBasedStateMachine):
-    """One cache whose sweeps take one node a step and whose evictions cut off one block at a time."""
+    """One cache whose sweeps take one node a step and whose evictions cut off few blocks at a time."""
 
     held = Bundle("held")
 
-    @initialize(block_size=st.sampled_from([1, 2]))
-    def start(self, block_size: int) -> None:
+    @initialize(block_size=st.sampled_from([1, 2]), num_trimmed=st.integers(1, 3))
+    def start(self, block_size: int, num_trimmed: int) -> None:
         """Begin with an empty cache."""
         self.knobs = pytest.MonkeyPatch()
         self.knobs.setattr(executor, "_NUM_SWEPT_NODES", 1)
-        self.knobs.setattr(index, "_MAX_TRIMMED_BLOCKS", 1)
+        self.knobs.setattr(index, "_MAX_TRIMMED_BLOCKS", num_trimmed)
         self.block_size = block_size
         self.cache = PrefixCache(NUM_BLOCKS, block_size)
         self.visible: set[Prefix] = set()
@@ -131,3 +131,34 @@ class ResetMachine(RuleBasedStateMachine):
 
 
 TestResetMachine = ResetMachine.TestCase
+
+
+@pytest.mark.parametrize(("policy", "grows"), [("lru", True), ("mru", False)])
+def test_a_detached_leaf_is_cut_where_it_was_whatever_became_of_its_parent(
+    policy: str, grows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a reset is under way, its prefix is a leaf, which others extend and evictions take from."""
+    monkeypatch.setattr(executor, "_NUM_SWEPT_NODES", 1)
+    monkeypatch.setattr(index, "_MAX_TRIMMED_BLOCKS", 2)
+    cache = PrefixCache(NUM_BLOCKS, 1, policy)
+
+    def use(tokens: list[int]) -> None:
+        lease = cache.match_prefix(tokens, num_tokens=len(tokens))
+        cache.insert(lease, tokens)
+        cache.release(lease)
+
+    prefix = [1, 2, 3, 4]
+    for tail in ([], [7] * 8, [8], [9]):
+        use(prefix + tail)
+    sweep = cache.reset_steps((), prefix)
+    next(sweep)
+    if grows:
+        use([*prefix, 5, 6])
+    for _ in range(0 if grows else 5):  # the prefix, then the 8
+        cache.evict(1)
+    assert cache.probe(prefix) == (4 if grows else 0)
+    assert cache.evict(1) == 1  # of the eight
+    cache.check_integrity()
+    for _ in sweep:
+        cache.check_integrity()
+    assert counters(cache.stats()).cached == (6 if grows else 0)

@@ -12,6 +12,7 @@ import grpc
 import pytest
 import trustme
 from client_help import wait_until
+from routes import FileClock
 from security_help import (
     ALICE,
     DEADLINE_S,
@@ -163,6 +164,26 @@ def test_leases_that_a_restart_brings_back_count(tmp_path: Path, tokens: bool) -
                 root.MatchPrefix(opens("other", THEIRS))
                 root.Release(gives_back("other"))
         server.stop(signal.SIGKILL)
+
+
+def test_a_lease_of_before_a_restart_counts_no_more_when_its_name_is_another_s(tmp_path: Path) -> None:
+    clock = FileClock(tmp_path / "clock")
+    path = write_tokens(tmp_path / "tokens.toml", ENTRIES)
+    settings = {"state_dir": tmp_path / "state", "lease_ttl_s": 10, "test_clock": clock.path}
+    server = ServerProcess(**settings, tokens_file=path, max_leases_per_client=1)
+    with tenant_of(server.address, ALICE) as alice:
+        alice.MatchPrefix(opens("a", engine_id="E"))
+    server.stop(signal.SIGKILL)
+    with (
+        ServerProcess(**settings, tokens_file=path, max_leases_per_client=1) as server,
+        tenant_of(server.address, ALICE) as alice,
+        tenant_of(server.address, ROOT) as root,
+    ):
+        clock.advance(11)
+        wait_until(lambda: num_leases(root) == 0)
+        root.MatchPrefix(opens("a"))
+        alice.MatchPrefix(opens("b"))
+        assert refusal(lambda: root.MatchPrefix(opens("c"))) == limit("max_leases_per_client", 1)
 
 
 def test_a_repeated_batch_gets_its_answer_at_the_limit(alice: Tenant) -> None:

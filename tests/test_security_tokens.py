@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 from client_help import wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from kept import Engine, Kept
+from routes import FileClock
 from security_help import (
     ALICE,
     BOB,
@@ -442,28 +445,123 @@ def test_a_restart_with_state_gives_nobody_anything_of_others(tmp_path: Path) ->
         alice.Release(pb.ReleaseRequest(lease_id="a"))
 
 
-@pytest.mark.parametrize("before", ["alice", None])
+@pytest.mark.parametrize(
+    ("before", "after", "engine_id"),
+    [
+        (ALICE, ALICE, "e"),
+        (ALICE, None, "e"),
+        (None, ALICE, "e"),
+        (None, ALICE, "host/e"),
+        (None, ALICE, "carol/e"),
+        (None, ALICE, "bob/e"),
+    ],
+    ids=["renamed", "none any more", "only now", "id with a slash", "its token's name in the id", "another's in it"],
+)
 def test_an_engine_under_another_name_than_its_leases_is_refused_until_they_ran_out(
-    tmp_path: Path, before: str | None
+    tmp_path: Path, before: str | None, after: str | None, engine_id: str
 ) -> None:
-    """Its token was renamed, or tokens were begun with, while the server was down: it could not keep them alive, and
-    would believe so. Whoever else calls goes on.
+    """Its token was renamed, or tokens were begun or ended with, while the server was down: it could not keep them
+    alive, and would believe so. Whoever else calls goes on.
     """
-    settings = {"state_dir": tmp_path / "state", "lease_ttl_s": 3}
+    clock = FileClock(tmp_path / "clock")
+    settings = {"state_dir": tmp_path / "state", "lease_ttl_s": 10, "test_clock": clock.path}
     tokens = {"tokens_file": write_tokens(tmp_path / "tokens.toml", ENTRIES)}
     server = ServerProcess(**settings, **(tokens if before else {}))
-    with tenant_of(server.address, ALICE if before else None) as alice:
-        alice.MatchPrefix(opens("a", engine_id="e"))
+    with tenant_of(server.address, before) as alice:
+        alice.MatchPrefix(opens("a", engine_id=engine_id))
     server.stop(signal.SIGKILL)
     write_tokens(tmp_path / "tokens.toml", [{**ENTRIES[0], "name": "carol"}, *ENTRIES[1:]])
-    with ServerProcess(**settings, **tokens) as server, tenant_of(server.address, ALICE) as alice:
-        beat = pb.RenewRequest(engine_id="e")
-        assert refusal(lambda: alice.Renew(beat)) == DENIED
-        assert refusal(lambda: alice.Batch(pb.BatchRequest(engine_id="e"))) == DENIED
-        alice.Renew(pb.RenewRequest(engine_id="f"))
+    with ServerProcess(**settings, **(tokens if after else {})) as server, tenant_of(server.address, after) as alice:
+        beat = pb.RenewRequest(engine_id=engine_id)
+        for _ in range(2):
+            assert refusal(lambda: alice.Renew(beat)) == DENIED
+            assert refusal(lambda: alice.Batch(pb.BatchRequest(engine_id=engine_id))) == DENIED
+            alice.Renew(pb.RenewRequest(engine_id="f"))
+            clock.advance(6)
         wait_until(lambda: _is_answered(lambda: alice.Renew(beat)))
         expired = (grpc.StatusCode.NOT_FOUND, "LEASE_EXPIRED", {"lease_id": "a"})
         assert refusal(lambda: alice.Release(pb.ReleaseRequest(lease_id="a"))) == expired
+
+
+@pytest.mark.parametrize("engine_id", ["e", "host/e"])
+def test_without_tokens_an_engine_keeps_its_leases_whatever_its_name(tmp_path: Path, engine_id: str) -> None:
+    """Nor is one refused that is called like the end of another's id."""
+    settings = {"state_dir": tmp_path / "state", "lease_ttl_s": 1000}
+    for _ in range(2):
+        server = ServerProcess(**settings)
+        with tenant_of(server.address, None) as engine:
+            engine.Renew(pb.RenewRequest(engine_id="e"))
+            engine.MatchPrefix(opens("a", engine_id=engine_id))
+        server.stop(signal.SIGKILL)
+
+
+def test_an_engine_goes_on_though_another_tenant_s_of_its_id_lost_its_token(tmp_path: Path) -> None:
+    """It has leases of its own, so it is not that one under another name."""
+    path = write_tokens(tmp_path / "tokens.toml", ENTRIES)
+    settings = {"state_dir": tmp_path / "state", "lease_ttl_s": 1000, "tokens_file": path}
+    server = ServerProcess(**settings)
+    with tenant_of(server.address, ALICE) as alice, tenant_of(server.address, BOB) as bob:
+        alice.MatchPrefix(opens("a", engine_id="e"))
+        bob.MatchPrefix(opens("b", THEIRS, engine_id="e"))
+    server.stop(signal.SIGKILL)
+    write_tokens(path, ENTRIES[1:])
+    beat = pb.RenewRequest(engine_id="e")
+    with (
+        ServerProcess(**settings) as server,
+        tenant_of(server.address, BOB) as bob,
+        tenant_of(server.address, ROOT) as root,
+    ):
+        bob.Renew(beat)
+        bob.Release(pb.ReleaseRequest(lease_id="b"))
+        bob.Renew(beat)
+        assert refusal(lambda: root.Renew(beat)) == DENIED
+
+
+def test_an_engine_that_goes_on_with_another_token_is_refused_until_its_leases_ran_out(tmp_path: Path) -> None:
+    """Its token was taken out while the server runs: under the next one's name it could not keep them alive."""
+    clock = FileClock(tmp_path / "clock")
+    path = write_tokens(tmp_path / "tokens.toml", ENTRIES)
+    beat = pb.RenewRequest(engine_id="e")
+    with (
+        ServerProcess(tokens_file=path, lease_ttl_s=10, test_clock=clock.path) as server,
+        tenant_of(server.address, ALICE) as alice,
+        tenant_of(server.address, BOB) as bob,
+        tenant_of(server.address, RENEWED) as alicia,
+    ):
+        alice.MatchPrefix(opens("a", engine_id="e"))
+        bob.MatchPrefix(opens("b", THEIRS, engine_id="e"))
+        write_tokens(path, [{**ENTRIES[0], "name": "alicia", "token": RENEWED}, *ENTRIES[1:]])
+        wait_until(lambda: _is_refused(alice))
+        for _ in range(2):
+            assert refusal(lambda: alicia.Renew(beat)) == DENIED
+            bob.Renew(beat)
+            clock.advance(6)
+        wait_until(lambda: _is_answered(lambda: alicia.Renew(beat)))
+        bob.Release(pb.ReleaseRequest(lease_id="b"))
+
+
+def test_whether_tokens_were_asked_for_is_known_over_several_starts(tmp_path: Path) -> None:
+    """As long as leases are open that were opened one way and others the other."""
+    tokens = str(write_tokens(tmp_path / "tokens.toml", ENTRIES))
+    kept = Kept(tmp_path / "state")
+    engine = Engine(kept, "e")
+
+    def had_tokens(tokens_file: str | None) -> bool | None:
+        kept.config = replace(kept.config, tokens_file=tokens_file)
+        kept.restart()
+        return kept.keeper.had_tokens
+
+    assert had_tokens(None) is False
+    assert had_tokens(tokens) is False
+    assert had_tokens(tokens) is True
+    engine.match_prefix([], lease_id="a")
+    assert had_tokens(None) is True
+    assert had_tokens(None) is None
+    kept.compact()
+    assert had_tokens(None) is None
+    engine.release("a")
+    assert had_tokens(None) is None
+    assert had_tokens(None) is False
 
 
 def test_a_token_keeps_its_name_while_the_server_runs(tmp_path: Path) -> None:

@@ -135,6 +135,24 @@ def test_forks_begin_with_what_their_parent_has_published(path: Path) -> None:
     ]
 
 
+def test_a_fork_begins_with_what_its_parent_has_published_and_not_with_what_it_asked_for(path: Path) -> None:
+    with record(path) as server, Client(server.address) as client:
+        parent = client.match_prefix([1, 1, 2, 2], num_tokens=10)
+        client.insert(parent, [1, 1, 3, 3, 4])
+        client.match_prefix([5, 5], parent=parent)
+        client.insert(parent, [4, 4, 6, 6], offset=4)
+        client.match_prefix([5, 5], parent=parent)
+        client.match_prefix([1, 1, 3, 3, 5, 5])
+        client.match_prefix([1, 1, 3, 3, 4, 4, 6, 6, 5, 5])
+    assert shown(read(path)) == [
+        ([0, 1], 4, 4),
+        ([0, 2, 3], 6, 0),
+        ([0, 2, 4, 5, 6], 10, 0),
+        ([0, 2, 3], 6, 0),
+        ([0, 2, 4, 5, 6], 10, 0),
+    ]
+
+
 def test_requests_that_run_out_end_and_their_names_are_free(path: Path, tmp_path: Path) -> None:
     clock = FileClock(tmp_path / "clock")
     with record(path, lease_ttl_s=10, test_clock=clock.path) as server, stub_to(server.address) as stub:

@@ -17,7 +17,7 @@ from kept import Engine, Kept, state
 from routes import FileClock
 from test_frozen import Driver, Step, steps
 
-from radix_cache import Lease
+from radix_cache import Lease, executor, index
 from radix_cache.errors import (
     InvalidArgument,
     InvalidBlocks,
@@ -30,7 +30,7 @@ from radix_cache.errors import (
     UnknownLease,
 )
 from radix_cache.hints import Hints
-from radix_cache.operations import Evict, Invalid, MatchPrefix, Release
+from radix_cache.operations import Evict, Invalid, MatchPrefix, Release, reset
 from radix_cache_service.calls import batch_request
 from radix_cache_service.clock import CallClock
 from radix_cache_service.convert import Limits, read_batch
@@ -163,8 +163,7 @@ def test_what_a_reset_had_not_freed_yet_is_freed_at_the_start(tmp_path: Path) ->
         opened(kept, [token], "a")
         Engine(kept, "E").release("a")
     opened(kept, [5], "held")
-    reset = Engine(kept, None)
-    pieces = reset.ledger.reset(_reset())
+    pieces = kept.ledger.reset(reset())
     next(pieces)
     assert kept.ledger.cache.stats().num_cached_blocks > 1
     kept.restart()
@@ -174,10 +173,25 @@ def test_what_a_reset_had_not_freed_yet_is_freed_at_the_start(tmp_path: Path) ->
     assert kept.ledger.cache.stats().num_free_blocks == 4000
 
 
-def _reset() -> Any:
-    from radix_cache.operations import reset
+def test_what_is_done_while_a_reset_goes_on_comes_back_as_well(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prefix is taken up again and grows, and of a leaf that it is about to free an eviction takes the tail."""
+    monkeypatch.setattr(executor, "_NUM_SWEPT_NODES", 1)
+    monkeypatch.setattr(index, "_MAX_TRIMMED_BLOCKS", 2)
 
-    return reset()
+    def use(tokens: list[int]) -> None:
+        opened(kept, tokens, "a")
+        Engine(kept, "E").release("a")
+
+    for tail in ([7] * 8, [8, 8], [9, 9]):
+        use([1, 1, *tail])
+    next(kept.ledger.reset(reset((), [1, 1])))
+    use([1, 1, 5, 5])
+    Engine(kept, None).evict(1)
+    assert kept.ledger.is_sweeping
+    assert kept.ledger.cache.stats().num_cached_blocks == 6  # one is swept, one evicted
+    kept.restart()
+    assert kept.ledger.cache.stats().num_cached_blocks == 2
+    assert kept.ledger.cache.probe([1, 1, 5, 5]) == 4
 
 
 @settings(max_examples=settings().max_examples // 5)
@@ -263,6 +277,32 @@ def test_what_was_refused_before_it_ran_is_answered_again_to_the_byte(kept: Kept
     for again in (kept.restart, kept.compact, kept.restart):
         again()
         assert send() == before
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "seq", "num_operations"),
+    [("E", 4, 0), ("E", 5, 1), ("E" * 2000, None, 0)],
+    ids=["older", "of another length", "no engine"],
+)
+def test_time_passes_with_what_is_refused_as_a_whole(
+    tmp_path: Path, engine_id: str, seq: int | None, num_operations: int
+) -> None:
+    """Else who reads the cache next lets leases run out, and no replay does: nor is a snapshot what it was made of."""
+    clock = FileClock(tmp_path / "clock")
+    kept = Kept(tmp_path / "state", lease_ttl_s=10.0, test_clock=str(clock.path))
+    with Engine(kept, "E").batch(seq=5):
+        pass
+    opened(kept, [1, 2, 3], "a", "F")
+    clock.advance(11)
+    refused = batch_request([Evict(1)] * num_operations, engine_id, seq, strict=False)
+    with pytest.raises(InvalidArgument):
+        kept.ledger.batch(refused, *read_batch(refused, Limits(9, 99, 9999, 2, 8)))
+    was = state(kept.ledger.cache)
+    assert kept.ledger.cache.lease_of("a") is None
+    kept.ledger.cache.stats()
+    assert state(kept.ledger.cache) == was == state(kept.replayed().cache)
+    kept.compact()
+    assert state(kept.ledger.cache) == was
 
 
 # What is written.

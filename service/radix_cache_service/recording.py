@@ -19,7 +19,7 @@ import time
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -123,8 +123,8 @@ def _created(path: str) -> tuple[str, int]:
 class _Request:
     """A request that is open.
 
-    numbers: of its prompt's blocks, the ragged one included. further: of the whole blocks behind the prompt's whole
-    ones, as far as they were published. num_known: tokens, its answer's included.
+    numbers: of its prompt's blocks, the ragged one included. published: of the blocks that are, which may be others
+    than were asked for. num_known: tokens, its answer's included.
     """
 
     lease: Lease
@@ -132,12 +132,7 @@ class _Request:
     num_prompt_tokens: int
     numbers: array[int]
     num_known: int
-    further: array[int] = field(default_factory=lambda: array("I"))
-
-    @property
-    def path(self) -> array[int]:
-        """The numbers of all whole blocks."""
-        return self.numbers[: self.num_prompt_tokens // self.lease.block_size] + self.further
+    published: array[int]
 
     def line(self) -> bytes:
         """Return it as a record of the Mooncake format."""
@@ -152,8 +147,8 @@ class _Request:
 
 
 class Recording:
-    """Writes the requests to ``cache`` to a new file. Holds 4 bytes for each block of an open request, and 160 for
-    each different block.
+    """Writes the requests to ``cache`` to a new file. Holds up to 8 bytes for each block of an open request, and 160
+    for each different block.
 
     path: of the file, see `_File`. max_blocks: the recording ends when it has seen more different ones. clock: seconds.
     """
@@ -227,10 +222,11 @@ class Recording:
             parent = self._open.get(operation.parent_id)
             if parent is None:
                 return
-            shared = parent.path[: parent.lease.num_published_tokens // lease.block_size]
+            shared = parent.published
         numbers = shared + self._numbered(operation.tokens, lease, shared)
         num_tokens = len(shared) * lease.block_size + len(operation.tokens) // TOKEN_BYTES
-        self._open[lease_id] = _Request(lease, self._now_ms(), num_tokens, numbers, num_tokens)
+        published = numbers[: lease.num_published_tokens // lease.block_size]
+        self._open[lease_id] = _Request(lease, self._now_ms(), num_tokens, numbers, num_tokens, published)
         if len(self._numbers) > self._max_blocks:
             _log.warning("recording to %s ended: it has seen max_recorded_blocks", self._file.name)
             self.close()
@@ -241,11 +237,12 @@ class Recording:
             return
         end, block_size = operation.offset + len(operation.tokens) // TOKEN_BYTES, request.lease.block_size
         request.num_known = max(request.num_known, end)
-        path = request.path
-        if end // block_size > len(path):
-            start, stop = len(path) * block_size - operation.offset, end // block_size * block_size - operation.offset
+        published = request.published
+        if end // block_size > len(published):
+            start = len(published) * block_size - operation.offset
+            stop = end // block_size * block_size - operation.offset
             tokens = operation.tokens[start * TOKEN_BYTES : stop * TOKEN_BYTES]
-            request.further.extend(self._numbered(tokens, request.lease, path))
+            published.extend(self._numbered(tokens, request.lease, published))
 
     def _numbered(self, tokens: bytes, lease: Lease, before: array[int]) -> array[int]:
         return self._numbers.blocks(tokens, lease.namespace, before[-1] if before else None)

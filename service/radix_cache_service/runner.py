@@ -41,7 +41,7 @@ class Runner:
     def __init__(self, config: ServerConfig, metrics: CallMetrics) -> None:
         self.ledger, self.keeper = open_ledger(config)
         self.cache: PrefixCache = self.ledger.cache
-        self.guard = make_guard(config, self.cache)
+        self.guard = make_guard(config, self.cache, None if self.keeper is None else self.keeper.had_tokens)
         self.epoch = new_epoch() if self.keeper is None else self.keeper.epoch
         self.line = WaitingLine(config.num_blocks - config.num_reserved_blocks, config.max_waiting_calls)
         self._limits = Limits(

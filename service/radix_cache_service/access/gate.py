@@ -1,6 +1,7 @@
 """The one way in, where tokens or limits are set: it asks the guard before a call's message is read, and counts calls.
 
-Health is open to everybody: whoever starts a server must know whether it serves. Where neither is set there is no gate.
+Health is open to everybody: whoever starts a server must know whether it serves. Where neither is set there is no gate,
+unless leases that were brought back need one (`radix_cache_service.access.kept`).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ _caller: ContextVar[Caller] = ContextVar("caller")
 class Guard:
     """Stands before one cache, on its event loop. tokens: None where everybody may do everything, within the limits.
 
-    rules: what each method needs.
+    rules: what each method needs. had_tokens: whether there were any before, see `KeptLeases`.
     """
 
     def __init__(
@@ -72,17 +72,26 @@ class Guard:
         limits: ClientLimits,
         cache: PrefixCache,
         rules: Mapping[str, Rule] = RULES,
+        had_tokens: bool | None = None,
     ) -> None:
         self.tokens = tokens
         self._rules = rules
         self._clients = Clients(limits, cache)
         self._cache = cache
-        self._kept = KeptLeases(cache, None if tokens is None else tokens.names)
+        self._kept = KeptLeases(cache, None if tokens is None else tokens.names, had_tokens)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anybody may ever be refused."""
+        return self.tokens is not None or self._clients.limits != ClientLimits() or self._kept.has_stranded
 
     def refresh(self) -> None:
         """Look whether the tokens were changed. To be called every now and then."""
         if self.tokens is not None:
+            names = self.tokens.names
             self.tokens.refresh()
+            if gone := names - self.tokens.names:
+                self._kept.tokens_gone(gone)
 
     # At the gate.
 
@@ -99,8 +108,8 @@ class Guard:
     def enter(self, caller: Caller, context: Any, is_stream: bool) -> None:
         """Count a call while it lasts, up to `leave`. Raises `LimitExceeded`."""
         client = caller.client = self._clients.get(caller.grant.name or client_of(context))
-        for info in self._kept.of_owner(caller.grant.name) if self.tokens is not None else ():
-            self._clients.opened(client, info)
+        for lease in self._kept.of_owner(caller.grant.name) if self.tokens is not None else ():
+            self._clients.opened(client, lease)
         if is_stream:
             self._clients.limits.check("max_streams_per_client", client.num_streams)
             client.num_streams += 1
@@ -141,8 +150,9 @@ class Guard:
         if not engine_id:
             return engine_id
         if self.tokens is None:
-            for info in self._kept.of_owner(engine_id):
-                self._clients.opened(_caller.get().client, info)
+            self._kept.check_engine(engine_id, engine_id)
+            for lease in self._kept.of_owner(engine_id):
+                self._clients.opened(_caller.get().client, lease)
             return engine_id
         name = f"{self._current().grant.name}/{engine_id}"
         if len(name) > MAX_NAME_LENGTH:
@@ -240,8 +250,8 @@ class Guard:
         elif isinstance(operation, Release):
             self._clients.ended(operation.lease_id)
         else:
-            for info in self._kept.of_nobody(needed_by(operation)):
-                self._clients.opened(_caller.get().client, info)
+            for lease in self._kept.of_nobody(needed_by(operation)):
+                self._clients.opened(_caller.get().client, lease)
 
     def visible(self, namespace: Namespace) -> list[Namespace]:
         """Return prefixes, none within another, that hold all that the caller may see under ``namespace``.
@@ -263,10 +273,10 @@ class Guard:
         return [replace(row, age=0) for row in rows]
 
 
-def make_guard(config: ServerConfig, cache: PrefixCache) -> Guard | None:
-    """Return what guards ``cache``; None where the settings ask for nothing of the kind."""
-    tokens, limits = config.make_tokens(), config.client_limits
-    return None if tokens is None and limits == ClientLimits() else Guard(tokens, limits, cache)
+def make_guard(config: ServerConfig, cache: PrefixCache, had_tokens: bool | None) -> Guard | None:
+    """Return what guards ``cache``; None where neither the settings nor the leases of before ask for it."""
+    guard = Guard(config.make_tokens(), config.client_limits, cache, had_tokens=had_tokens)
+    return guard if guard.is_needed else None
 
 
 def _bearer(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

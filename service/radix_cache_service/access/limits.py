@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from radix_cache import Lease, LeaseInfo, PrefixCache
+from radix_cache import Lease, PrefixCache
 from radix_cache.errors import LimitExceeded
 from radix_cache.operations import Namespace
 
@@ -71,7 +71,7 @@ class Clients:
         self._prune(client)
         return bool(client.num_calls or client.num_streams or client.leases)
 
-    def opened(self, client: Client, lease: Lease | LeaseInfo) -> None:
+    def opened(self, client: Client, lease: Lease) -> None:
         """A client has this lease, perhaps again."""
         if self.limits.max_leases_per_client is not None:
             self.ended(lease.lease_id)  # an id that expired may be used again, by anybody

@@ -40,7 +40,8 @@ class Manifest:
     segment, number: the first segment that is not in the snapshot, and the number of its first record. snapshot,
     sha256: the file and its checksum, None where all there was is in the journal. last, last_number: the last segment
     that is known to be there, and the number after that of its last known record; 0 where nobody was served yet, and
-    then is_closed says whether the pool is to be closed at first.
+    then is_closed says whether the pool is to be closed at first. has_tokens: whether engines are known
+    under their tokens' names; None: some of those that have leases perhaps.
     """
 
     epoch: str
@@ -55,6 +56,7 @@ class Manifest:
     last: int = 0
     last_number: int = 0
     is_closed: bool = False
+    has_tokens: bool | None = None
 
 
 class StateDir:

@@ -48,11 +48,21 @@ class Keeper:
 
     next_number: of the first record to come. num_bytes: how long the journal is already. max_bytes: how long it may
     get before it is compacted, or as long as the last snapshot if that is more.
+    has_tokens: goes into the manifest; what was there is ``had_tokens``.
     """
 
-    def __init__(self, state: StateDir, manifest: Manifest, next_number: int, num_bytes: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        state: StateDir,
+        manifest: Manifest,
+        next_number: int,
+        num_bytes: int,
+        max_bytes: int,
+        has_tokens: bool | None,
+    ) -> None:
+        self.had_tokens = manifest.has_tokens
         self._state = state
-        self._manifest = manifest
+        self._manifest = replace(manifest, has_tokens=has_tokens)
         self._max_bytes = max_bytes
         self._num_closed_bytes = num_bytes
         self._compacted_at = max_bytes

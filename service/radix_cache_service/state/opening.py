@@ -99,6 +99,7 @@ def _begin(state: StateDir, config: ServerConfig, closed_as: str) -> tuple[Ledge
         _boot_id(),
         segment=max(state.segments(), default=0) + 1,
         is_closed=bool(closed_as),
+        has_tokens=config.tokens_file is not None,
     )
     state.write(manifest)
     ledger = _new(config)
@@ -139,7 +140,9 @@ def _keep(
     num_bytes: int = 0,
 ) -> Keeper:
     """Begin to write down what ``ledger`` is asked, and to serve from it."""
-    keeper = Keeper(state, manifest, next_number, num_bytes, config.max_journal_bytes)
+    has_tokens = config.tokens_file is not None
+    is_mixed = manifest.has_tokens is not has_tokens and any(lease.engine_id for lease in ledger.cache.leases())
+    keeper = Keeper(state, manifest, next_number, num_bytes, config.max_journal_bytes, None if is_mixed else has_tokens)
     ledger.journal = keeper
     ledger.start(closed_as)
     keeper.name_segment()

@@ -94,7 +94,7 @@ def _rows(name: str, ledger: Ledger, frozen: Frozen, title: Title) -> Iterable[S
     if name == "answers":
         return _answers(frozen)
     if name == "openings":
-        return ledger.openings.digests(info.lease_id for info in ledger.cache.leases())
+        return ledger.openings.digests(lease.lease_id for lease in frozen.leases)
     rows: Iterable[Sequence[Any]] = getattr(frozen, name)
     return rows
 
