@@ -152,7 +152,7 @@ def wait_until(holds: Callable[[], bool]) -> float:
 
 
 def play(settings: argparse.Namespace) -> list[Run]:
-    requests = Tenants(settings.tenants).requests(settings.requests, settings.seed)
+    requests = Tenants(settings.tenants, skew=settings.skew).requests(settings.requests, settings.seed)
     with Cluster(settings.nodes, settings.blocks, settings.in_flight) as cluster:
         disturbance = cluster.kill_and_bring_back("node-2", len(requests))
         return [
@@ -193,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--blocks", type=int, default=1200, help="of each node's pool")
     parser.add_argument("--tenants", type=int, default=48)
+    parser.add_argument("--skew", type=float, default=0.6, help="of how often tenants ask, a power law; 0: all alike")
     parser.add_argument("--requests", type=int, default=1500)
     parser.add_argument("--in-flight", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)

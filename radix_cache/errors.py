@@ -158,7 +158,7 @@ class LimitExceeded(RadixCacheError, RuntimeError):
     """A server's limit is reached: ``limit`` is the name of its setting, ``value`` what that is set to."""
 
     def __init__(self, limit: str, value: int) -> None:
-        super().__init__(f"{limit} is {value} here, and that many are open")
+        super().__init__(f"{limit} is {value} here, and that is reached")
         self.limit = limit
         self.value = value
 

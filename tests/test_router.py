@@ -14,11 +14,12 @@ import pytest
 from client_help import wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from helpers import cached
+from router_help import BLOCK_SIZE, NODE, SOON_S, Cluster, prompt
 from scraping import read_metrics
-from service_process import RouterProcess, ServerProcess, reason_of
+from service_process import ServerProcess, reason_of
 
 from radix_cache.errors import InvalidArgument, InvalidTokens, LimitExceeded, ServiceUnavailable
-from radix_cache_service import AsyncRouter, Client, LayoutMismatch, NodeInfo, Router
+from radix_cache_service import AsyncRouter, Client, LayoutMismatch, Router
 from radix_cache_service.pb import router_pb2 as pb
 from radix_cache_service.pb import router_pb2_grpc as pb_grpc
 
@@ -26,53 +27,6 @@ if find_spec("dynamo") is None:
     pytest.skip("ai-dynamo-runtime is not installed: pip install 'radix-cache[router]'", allow_module_level=True)
 
 TENANT = ("llm", "tenant/1")
-BLOCK_SIZE = 4
-SOON_S = 30.0  # for what takes a moment, on any machine
-NODE: dict[str, Any] = {"block_size": BLOCK_SIZE, "num_blocks": 4096, "events_listen": "127.0.0.1:0"}
-
-
-def prompt(number: int, num_tokens: int = 64) -> list[int]:
-    """A prompt that shares nothing with those of other numbers."""
-    return [number * 1000 + place for place in range(num_tokens)]
-
-
-class Cluster:
-    """Servers by name, and a router of some of them."""
-
-    def __init__(self, servers: dict[str, ServerProcess], **settings: Any) -> None:
-        self.servers = servers
-        named = [f"{name}={server.address}" for name, server in servers.items()]
-        self.process = RouterProcess(node=named, **settings)
-        self.router = Router(self.process.address)
-
-    def info(self, name: str) -> NodeInfo:
-        """What the router says of a node."""
-        (found,) = (info for info in self.router.nodes() if info.node == name)
-        return found
-
-    def wait_for(self, name: str, state: str) -> None:
-        """Wait until the router says that of a node."""
-        wait_until(lambda: self.info(name).state == state, SOON_S)
-
-    def cache(self, name: str, tokens: list[int], namespace: tuple[str, ...] = ()) -> None:
-        """Let a node cache a prompt, and the router hear of it."""
-        with Client(self.servers[name].address) as client:
-            cached(client, tokens, namespace)
-        wait_until(lambda: self.known(name, tokens, namespace) == len(tokens), SOON_S)
-
-    def known(self, name: str, tokens: list[int], namespace: tuple[str, ...] = ()) -> int:
-        """How much of a prompt the router thinks that a node has."""
-        nodes = self.router.route(tokens, namespace, peek=True, with_nodes=True).nodes
-        return {each.node: each.num_cached_tokens for each in nodes}[name]
-
-    def spread(self, tokens: list[int], number: int) -> list[int]:
-        """Route a prompt several times and finish nothing; return how many each node was sent, the most first."""
-        sent = Counter(self.router.route(tokens).node for _ in range(number))
-        return sorted((sent[name] for name in self.servers), reverse=True)
-
-    def close(self) -> None:
-        self.router.close()
-        self.process.stop()
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +133,38 @@ def test_a_request_weighs_something_though_all_of_it_is_cached(open_cluster: Cal
     assert 10 < sent[0] < 30
 
 
+@pytest.mark.parametrize(
+    ("listen", "events"), [("[::1]:0", "[::1]:0"), ("127.0.0.1:0", "0.0.0.0:0"), ("[::1]:0", "[::]:0")]
+)
+def test_events_are_found_where_a_node_says_that_they_are(
+    listen: str, events: str, open_cluster: Callable[..., Cluster]
+) -> None:
+    environ = {"RADIX_CACHE_ALLOW_PLAINTEXT_EVENTS": "true"}
+    with ServerProcess(listen, environ=environ, **{**NODE, "events_listen": events}) as server:
+        cluster = open_cluster({"a": server})
+        cluster.cache("a", prompt(1))
+        cluster.close()
+
+
+def test_metrics_tell_what_was_routed(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster(metrics_listen="127.0.0.1:0")
+    cluster.cache("a", prompt(1, 32))
+    sent = [cluster.router.route(prompt(1))]
+    sent[0].finish()
+    sent.append(cluster.router.route(prompt(1)))
+    metrics = read_metrics(cluster.process.metrics_address)
+
+    def told(name: str) -> dict[str, float]:
+        samples = metrics[f"radix_cache_router_{name}"].samples
+        return {sample.labels["node"]: sample.value for sample in samples if sample.name.endswith(("_total", name))}
+
+    assert [routed.node for routed in sent] == ["a", "a"]
+    assert told("requests") == {"a": 2, "b": 0, "c": 0}
+    assert told("prompt_tokens") == {"a": 128, "b": 0, "c": 0}
+    assert told("cached_tokens") == {"a": 64, "b": 0, "c": 0}
+    assert told("requests_in_flight") == {"a": 1, "b": 0, "c": 0}
+
+
 # Requests in flight.
 
 
@@ -277,10 +263,45 @@ def test_a_node_that_hangs_is_noticed_though_its_connection_holds(
     cluster.cache("a", prompt(1))
     own["a"].process.send_signal(signal.SIGSTOP)
     cluster.wait_for("a", "down")
-    assert cluster.router.route(prompt(1)).node == "b"
+    wait_until(lambda: cluster.goes_to(prompt(1)) == "b", SOON_S)
     own["a"].process.send_signal(signal.SIGCONT)
     cluster.wait_for("a", "serving")
     wait_until(lambda: cluster.known("a", prompt(1)) == 64, SOON_S)
+
+
+def test_a_node_that_hung_has_as_much_to_do_as_before(
+    own: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
+) -> None:
+    cluster = open_cluster(own, heartbeat=6)
+    sent = [cluster.router.route(prompt(number)) for number in range(8)]
+    before = cluster.info("a")
+    assert before.num_requests > 0
+    assert before.num_pending_tokens == 64 * before.num_requests
+    own["a"].process.send_signal(signal.SIGSTOP)
+    cluster.wait_for("a", "down")
+    own["a"].process.send_signal(signal.SIGCONT)
+    cluster.wait_for("a", "serving")
+    after = cluster.info("a")
+    assert (after.num_requests, after.num_pending_tokens) == (before.num_requests, before.num_pending_tokens)
+    for routed in sent:
+        routed.finish()
+    assert {(info.num_requests, info.num_pending_tokens) for info in cluster.router.nodes()} == {(0, 0)}
+
+
+def test_a_node_that_hung_and_was_killed_then_has_nothing_to_do(
+    own: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
+) -> None:
+    cluster = open_cluster(own, heartbeat=6)
+    cluster.cache("a", prompt(1))
+    assert cluster.router.route(prompt(1)).node == "a"
+    address = own["a"].address
+    own["a"].process.send_signal(signal.SIGSTOP)
+    cluster.wait_for("a", "down")
+    own["a"].stop(signal.SIGKILL)
+    own["a"] = ServerProcess(address, **NODE)
+    cluster.wait_for("a", "serving")
+    wait_until(lambda: cluster.info("a").num_requests == 0, SOON_S)
+    wait_until(lambda: cluster.known("a", prompt(1)) == 0, SOON_S)
 
 
 def test_a_node_that_drains_is_sent_no_more(
@@ -368,6 +389,44 @@ def test_a_node_that_does_not_fit_from_the_start_is_listed_with_the_reason(
         cluster.router.route(prompt(1))
 
 
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_the_first_in_order_says_how_long_blocks_are(
+    order: tuple[str, str], open_cluster: Callable[..., Cluster]
+) -> None:
+    with ServerProcess(**{**NODE, "block_size": 8}) as a, ServerProcess(**NODE) as b:
+        servers = {"a": a, "b": b}
+        cluster = open_cluster({name: servers[name] for name in order})
+        assert [cluster.info(name).state for name in order] == ["serving", "refused"]
+        for name in order:
+            cluster.router.remove_node(name)
+        cluster.router.add_node(order[1], servers[order[1]].address)
+        cluster.cache(order[1], prompt(1))
+        cluster.close()
+
+
+def test_a_node_that_was_refused_is_asked_again(
+    own: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
+) -> None:
+    odd = ServerProcess(**{**NODE, "block_size": 8})
+    cluster = open_cluster({**own, "odd": odd}, heartbeat=3, block_size=BLOCK_SIZE)
+    cluster.wait_for("odd", "refused")
+    odd.stop(signal.SIGKILL)
+    with ServerProcess(odd.address, **NODE):
+        cluster.wait_for("odd", "serving")
+
+
+def test_a_node_whose_events_nobody_can_listen_to_is_refused() -> None:
+    from radix_cache_service.router.selection import Selection, Worker
+
+    async def play() -> None:
+        selection = Selection(BLOCK_SIZE, 1, 0, 1)
+        with pytest.raises(InvalidArgument, match="the selection service does not take it: "):
+            await selection.add(Worker(1, "dns:///localhost:1", "dns:///localhost:2", 0))
+        await selection.close()
+
+    asyncio.run(play())
+
+
 # What is asked for wrongly.
 
 
@@ -400,13 +459,16 @@ def test_bad_requests_are_refused_and_change_nothing(open_cluster: Callable[...,
 
 
 def test_bad_nodes_are_refused(open_cluster: Callable[..., Cluster]) -> None:
-    router = open_cluster().router
+    cluster = open_cluster()
+    router, there = cluster.router, cluster.servers["c"].address
     for name, address, said in (
         ("a", "127.0.0.1:1", "node a is there already"),
         ("", "127.0.0.1:1", "a node's name is"),
         ("x y", "127.0.0.1:1", "a node's name is"),
         ("x", "nowhere", "node x: 'nowhere' is neither"),
         ("x", "unix:relative", "node x: 'unix:relative' is neither"),
+        ("x", "dns:///localhost:1", "node x: 'dns:///localhost:1' has more than a host and a port"),
+        ("x", there, f"nodes c and x are both at {there}"),
     ):
         with pytest.raises(InvalidArgument, match=said):
             router.add_node(name, address)
@@ -461,6 +523,14 @@ def test_a_node_that_does_not_answer_is_added_and_found_later(
     assert cluster.router.add_node("b", address).state == "down"
     own["b"] = ServerProcess(address, **NODE)
     cluster.wait_for("b", "serving")
+    assert cluster.router.add_node("b", address).state == "serving", "who adds it once more is told how it is"
+    assert [info.node for info in cluster.router.nodes()] == ["a", "b"]
+
+
+def test_who_is_let_go_in_good_order_is_no_warning(open_cluster: Callable[..., Cluster]) -> None:
+    cluster = open_cluster(log_level="warning")
+    cluster.router.remove_node("c")
+    assert cluster.process.stop() == (0, "")
 
 
 def test_it_ends_in_good_order_and_says_nothing_of_prompts(open_cluster: Callable[..., Cluster]) -> None:

@@ -27,7 +27,7 @@ def play(*arguments: str) -> str:
 
 
 def test_the_router_finds_what_is_cached_and_spreads_the_load() -> None:
-    found: dict[str, Any] = json.loads(play("--requests", "500", "--json"))
+    found: dict[str, Any] = json.loads(play("--requests", "500", "--blocks", "800", "--json"))
     robin, router, disturbed = found["runs"]
     assert [run["name"] for run in found["runs"]] == ["round robin", "router", "router, node-2 killed"]
     for run in found["runs"]:

@@ -14,7 +14,7 @@ from helpers import cached
 from security_help import ALICE, BOB, ENTRIES, MINE, READER, ROOT, THEIRS, Issued, root_of, write_tokens
 from service_process import RouterProcess, ServerProcess
 
-from radix_cache.errors import InvalidArgument, PermissionDenied, Unauthenticated
+from radix_cache.errors import InvalidArgument, LimitExceeded, PermissionDenied, Unauthenticated
 from radix_cache_service import Client, Router, Tls
 from radix_cache_service.pb import router_pb2 as pb
 from radix_cache_service.pb import router_pb2_grpc as pb_grpc
@@ -88,6 +88,53 @@ def test_tls_and_a_token_on_both_sides(tmp_path: Path) -> None:
                 "down",
                 "a token is needed here, as in authorization: Bearer TOKEN",
             )
+
+
+def test_files_for_nodes_are_read_anew(tmp_path: Path) -> None:
+    authority, other = trustme.CA(), trustme.CA()
+    root, wrong = root_of(tmp_path, "root", authority), root_of(tmp_path, "wrong", other)
+    issued = Issued(tmp_path, authority, "127.0.0.1")
+    tls = {"tls_certificate": issued.certificate, "tls_private_key": issued.private_key}
+    tokens = write_tokens(tmp_path / "tokens.toml", ENTRIES)
+    token, trusted = tmp_path / "token", tmp_path / "trusted"
+    token.write_text(BOB)
+    trusted.write_bytes(Path(wrong).read_bytes())
+
+    def state() -> str:
+        (info,) = router.nodes()
+        return info.state
+
+    with (
+        ServerProcess(**NODE, **tls, tokens_file=tokens) as node,
+        RouterProcess(node=f"a={node.address}", node_tls_ca=trusted, node_token_file=token, heartbeat=4) as process,
+        Router(process.address) as router,
+    ):
+        wait_until(lambda: state() == "down", 60)
+        trusted.write_bytes(Path(root).read_bytes())
+        wait_until(lambda: state() == "refused", 60)
+        token.unlink()
+        wait_until(lambda: process.has_logged("were not read anew"), 60)
+        assert state() != "serving"
+        token.write_text(ROOT)
+        wait_until(lambda: state() == "serving", 60)
+
+
+def test_each_token_has_its_share_of_requests(tmp_path: Path) -> None:
+    tokens = write_tokens(tmp_path / "tokens.toml", ENTRIES)
+    with (
+        ServerProcess(**NODE) as node,
+        RouterProcess(node=f"a={node.address}", tokens_file=tokens, max_requests=2) as process,
+        Router(process.address, token=lambda: ALICE) as alice,
+        Router(process.address, token=READER) as reader,
+    ):
+        for number in range(2):
+            alice.route(PROMPT, MINE, f"r{number}")
+        with pytest.raises(LimitExceeded, match="max_requests"):
+            alice.route(PROMPT, MINE)
+        reader.route(PROMPT, MINE, "r0")
+        alice.finish("r0")
+        alice.route(PROMPT, MINE)
+        reader.route(PROMPT, MINE)
 
 
 def test_a_token_is_not_sent_in_the_clear_unless_that_is_said() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,11 @@ import click
 import pytest
 from click.testing import CliRunner
 from scraping import read_metrics
-from service_process import RouterProcess, StartFailed
+from service_process import ROUTE, RouterProcess, StartFailed
 from test_operations_docs import row
 
 from radix_cache.cli.app import app
 from radix_cache.errors import InvalidArgument
-from radix_cache_service.router import config as router_config
 from radix_cache_service.router.command import ROUTER_SETTINGS, route
 from radix_cache_service.router.config import RouterConfig
 from radix_cache_service.settings import read_settings
@@ -43,7 +45,11 @@ def rows(section: str) -> list[str]:
         ({"nodes": ("127.0.0.1:1",)}, "nodes: '127.0.0.1:1' is not NAME=ADDRESS"),
         ({"nodes": ("a=x",)}, "node a: 'x' is neither host:port nor unix:/path"),
         ({"nodes": ("a b=127.0.0.1:1",)}, "a node's name is 1 to 64 letters"),
-        ({"nodes": ("a=127.0.0.1:1", "a=127.0.0.1:2")}, "nodes: two are called a"),
+        ({"nodes": ("a=dns:///localhost:1",)}, "node a: 'dns:///localhost:1' has more than a host and a port"),
+        ({"nodes": ("a=ipv4:127.0.0.1:1",)}, "node a: 'ipv4:127.0.0.1:1' has more than a host and a port"),
+        ({"nodes": ("a=::1:1",)}, "node a: '::1:1' has more than a host and a port"),
+        ({"nodes": ("a=127.0.0.1:1", "a=127.0.0.1:2")}, "nodes: node a is there already, at 127.0.0.1:1"),
+        ({"nodes": ("a=127.0.0.1:1", "b=127.0.0.1:1")}, "nodes: nodes a and b are both at 127.0.0.1:1"),
         ({"block_size": 0}, "block_size is at least 1"),
         ({"heartbeat_s": 0}, "heartbeat_s is a number of seconds above 0"),
         ({"request_ttl_s": -1}, "request_ttl_s"),
@@ -109,12 +115,27 @@ def test_the_command_checks_its_settings() -> None:
     assert "nodes: 'a' is not NAME=ADDRESS (--nodes)" in bad.output
 
 
-@pytest.mark.parametrize("missing", ["dynamo", "dynamo.llm"])
-def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    monkeypatch.setattr(router_config, "find_spec", lambda name: None if name == missing else object())
-    ended = CliRunner().invoke(app, ["route", "--node", "a=127.0.0.1:1"])
-    assert ended.exit_code == 2
-    assert "route needs more: pip install 'radix-cache[service,router]' (on Linux, x86-64)" in ended.output
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("raise ModuleNotFoundError(\"No module named 'dynamo'\")", "No module named 'dynamo'"),
+        ("raise ImportError('libfoo.so.1: cannot open')", r"libfoo\.so\.1: cannot open"),
+        ("", "cannot import name 'SelectionService'"),
+    ],
+    ids=["missing", "broken", "another version"],
+)
+@pytest.mark.parametrize("is_check", [True, False])
+def test_the_extra_is_named_where_it_can_not_be_used(tmp_path: Path, content: str, said: str, is_check: bool) -> None:
+    package = tmp_path / "dynamo" / "llm"
+    package.mkdir(parents=True)
+    (tmp_path / "dynamo" / "__init__.py").touch()
+    (package / "__init__.py").write_text(content)
+    command = [sys.executable, *ROUTE, "--node", "a=127.0.0.1:1", *["--check"] * is_check]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environ, timeout=60)
+    assert ended.returncode == 2
+    assert "route needs more: pip install 'radix-cache[service,router]' (on Linux, x86-64)" in ended.stderr
+    assert re.search(said, ended.stderr), ended.stderr
 
 
 @needs_dynamo

@@ -1497,8 +1497,9 @@ Global___WatchEventsRequest: _TypeAlias = WatchEventsRequest  # noqa: Y015
 
 @_typing.final
 class WatchEventsResponse(_message.Message):
-    """What one call to the cache changed; nothing, in a heartbeat, which comes each second. Each one's number is the last
-    one's plus 1, but for the pieces of a large one, which have the same, and for what follows a reset.
+    """What one call to the cache changed, or a part of it where that is much; nothing, in a heartbeat, which comes each
+    second. Each one's number is the last one's plus 1, but for the pieces of a large one, which have the same, and for
+    what follows a reset.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1512,7 +1513,9 @@ class WatchEventsResponse(_message.Message):
     epoch: _builtins.str
     """Of this stream: another one after each start of the server."""
     is_reset: _builtins.bool
-    """Forget all that is known: the events are all that is cached, parents first."""
+    """Forget all that is known: the events are all that is cached, parents first. Where that is much, it may go on in the
+    next ones.
+    """
     is_partial: _builtins.bool
     """The next message is another piece of the same."""
     @_builtins.property

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +19,7 @@ from radix_cache_service.config import check_logs, message_limit, setting
 if TYPE_CHECKING:
     from radix_cache_service.client.tls import Tls
 
-__all__ = ["NodeName", "RouterConfig", "check_node"]
+__all__ = ["NodeName", "RouterConfig", "check_distinct", "check_node"]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MOST = 1e6
@@ -44,7 +43,25 @@ def check_node(name: str, address: str) -> NodeName:
         check_address(address)
     except InvalidArgument as error:
         raise InvalidArgument(f"node {name}: {shown(address)} is neither host:port nor unix:/path") from error
+    host = address.rpartition(":")[0]
+    is_plain = "/" not in host and (":" not in host or (host[0] == "[" and host[-1] == "]"))
+    if not address.startswith("unix:") and not is_plain:
+        raise InvalidArgument(
+            f"node {name}: {shown(address)} has more than a host and a port; is it to be [::1]:50051?"
+        )
     return NodeName(name, address)
+
+
+def check_distinct(nodes: Iterable[NodeName]) -> None:
+    """Raise `InvalidArgument` for two nodes of one name, or at one address: it would get twice its share."""
+    places: dict[str, str] = {}
+    for name, address in nodes:
+        if name in places:
+            raise InvalidArgument(f"node {name} is there already, at {places[name]}")
+        for other, there in places.items():
+            if there == address:
+                raise InvalidArgument(f"nodes {other} and {name} are both at {address}")
+        places[name] = address
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +72,7 @@ class RouterConfig(Secured):
         ("127.0.0.1:50050",), "HOST:PORT (port 0: any free one) or unix:/path; may be given several times."
     )
     nodes: tuple[str, ...] = setting((), "NAME=ADDRESS of a server; may be given several times.", "--node")
-    block_size: int | None = setting(None, "Tokens in a block; what the first node says unless set.")
+    block_size: int | None = setting(None, "Tokens in a block; unless set, what the first of nodes that answers says.")
     heartbeat_s: float = setting(2.0, "Seconds within which a node that is gone is noticed.", "--heartbeat")
     max_load: float = setting(
         1.5, "A node with so many times the mean of requests in flight is passed over, whatever it has cached."
@@ -67,7 +84,7 @@ class RouterConfig(Secured):
     request_ttl_s: float = setting(
         600.0, "Seconds after which a request that nobody finished is no load.", "--request-ttl"
     )
-    max_requests: int = setting(100_000, "Requests in flight at once.")
+    max_requests: int = setting(100_000, "Requests in flight at once; of each token, where there are tokens.")
     max_tokens: int = setting(1_048_576, "The longest prompt; the limits of messages follow from it.")
     node_tls: bool = setting(False, "Speak TLS to the nodes, and trust whom gRPC trusts.")
     node_tls_ca: str | None = setting(None, "Speak TLS to the nodes, and trust who is in this PEM file.")
@@ -95,8 +112,10 @@ class RouterConfig(Secured):
         check_logs(self.metrics_listen, self.log_format, self.log_level)
         check_secrets(self)
         self._check_nodes()
-        if find_spec("dynamo") is None or find_spec("dynamo.llm") is None:
-            raise InvalidArgument(_NEEDED)
+        try:
+            from radix_cache_service.router import selection  # noqa: F401, PLC0415 - what can't be imported is no use
+        except ImportError as error:
+            raise InvalidArgument(f"{_NEEDED}: {error}") from error
 
     def _check_numbers(self) -> None:
         for name, least, most in (
@@ -126,10 +145,10 @@ class RouterConfig(Secured):
             except InvalidArgument as error:
                 raise InvalidArgument(f"node_tls: {error}") from error
         self.make_node_token()
-        names = [node.name for node in self.node_names()]
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidArgument(f"nodes: two are called {name}")
+        try:
+            check_distinct(self.node_names())
+        except InvalidArgument as error:
+            raise InvalidArgument(f"nodes: {error}") from error
         for node in self.node_names():
             self.check_node_secrecy(node)
 

@@ -11,12 +11,15 @@ from radix_cache.tokens import shown
 from radix_cache_service.access.addresses import is_local
 from radix_cache_service.pb import prefix_cache_pb2
 from radix_cache_service.pb import router_pb2 as pb
-from radix_cache_service.router.config import NodeName, RouterConfig
+from radix_cache_service.router.config import NodeName, RouterConfig, check_distinct
 from radix_cache_service.router.flights import Flights
 from radix_cache_service.router.node import Link, Node
 from radix_cache_service.router.selection import Selection, Worker
 
 __all__ = ["Fleet"]
+
+_Life = tuple[str, str, str, str, int]
+"""Epochs of a server and of its pool, and where its events are: while they stay the same, it is the same process."""
 
 _FEW = 4  # requests in flight that any node may have
 _ANYWHERE = {"0.0.0.0", "[::]", "::"}  # noqa: S104 - nothing is bound here
@@ -39,17 +42,21 @@ class Fleet:
         self._link = Link(config)
         self._numbers = itertools.count(1)
         self._serving: dict[int, Node] = {}
+        self._lives: dict[int, _Life] = {}
         self._layout = ""
 
     # Coming and going.
 
     def add(self, name: NodeName) -> Node:
-        """Add a node and begin to look for it. Raises `InvalidArgument` for a name that is taken."""
+        """Add a node and begin to look for it; return it, if it is there already. Raises `InvalidArgument` for a name
+        or an address that is another one's.
+        """
         known = self.by_name.get(name.name)
-        if known is not None:
-            raise InvalidArgument(f"node {name.name} is there already, at {known.address}")
+        if known is not None and known.address == name.address:
+            return known
+        check_distinct([*(NodeName(node.name, node.address) for node in self.by_name.values()), name])
         self._config.check_node_secrecy(name)
-        node = self.by_name[name.name] = Node(name, self._link, self._join, self._leave)
+        node = self.by_name[name.name] = Node(name, self._link, self._join, self._pause, self._leave)
         node.start()
         return node
 
@@ -67,39 +74,80 @@ class Fleet:
             await self.selection.close()
 
     async def _join(self, node: Node, said: prefix_cache_pb2.DescribeResponse) -> None:
-        worker = Worker(next(self._numbers), *_places(node.address, said), said.events_rank)
-        self._check_likeness(said)
-        if self.selection is None:
-            self.selection = Selection(said.block_size, self._config.prefill_weight, self._config.request_weight)
-        node.worker = worker.number  # before it is added: whatever comes in between, it is removed again
-        async with self.turn:
-            await self.selection.add(worker)
-        self._serving[worker.number] = node
+        for other in list(self.by_name.values()):
+            if other is node:
+                break
+            await other.was_asked.wait()  # what all have to be like is up to the first in order, not to the quickest
+        life = (said.state.epoch, said.pool_epoch, *_places(node.address, said), said.events_rank)
+        await self._check_likeness(node, said)
+        assert self.selection is not None
+        if node.worker is None or self._lives.get(node.worker) != life:
+            await self._begin(node, life, self.selection)
+        else:  # a connection of before the silence might be of no use for long
+            async with self.turn:
+                await self.selection.listen_anew(Worker(node.worker, *life[2:]))
+        assert node.worker is not None
+        self._serving[node.worker] = node
         self._changed()
 
-    def _check_likeness(self, said: prefix_cache_pb2.DescribeResponse) -> None:
-        known = self._config.block_size if self.selection is None else self.selection.block_size
-        if known is not None and said.block_size != known:
-            raise InvalidArgument(f"block_size is {said.block_size} there, and {known} here")
+    async def _begin(self, node: Node, life: _Life, selection: Selection) -> None:
+        """Make a worker of a node that is not the one that it was: what was booked there is done by nobody."""
+        if node.worker is not None:
+            await self._leave(node.worker)
+        node.worker = next(self._numbers)  # before it is added: whatever comes in between, it is removed again
+        async with self.turn:
+            await selection.add(Worker(node.worker, *life[2:]))
+        self._lives[node.worker] = life
+
+    async def _check_likeness(self, node: Node, said: prefix_cache_pb2.DescribeResponse) -> None:
+        if not any(other.has_fit for other in self.by_name.values() if other is not node):
+            await self._forget_likeness(said.block_size)
+        if self.selection is None:
+            size = self._config.block_size or said.block_size
+            config = self._config
+            self.selection = Selection(size, config.prefill_weight, config.request_weight, config.request_ttl_s)
+        if said.block_size != self.selection.block_size:
+            raise InvalidArgument(f"block_size is {said.block_size} there, and {self.selection.block_size} here")
         if said.layout_fingerprint and self._layout and said.layout_fingerprint != self._layout:
             raise InvalidArgument(
                 f"layout_fingerprint is {said.layout_fingerprint!r} there, and {self._layout!r} at the others"
             )
         self._layout = self._layout or said.layout_fingerprint
+        node.has_fit = True
+
+    async def _forget_likeness(self, block_size: int) -> None:
+        """There is no other node to be like."""
+        self._layout = ""
+        selection = self.selection
+        if selection is not None and self._config.block_size is None and selection.block_size != block_size:
+            async with self.turn:
+                self.selection = None
+            await selection.close()
+
+    def _pause(self, worker: int) -> None:
+        """Send it nothing more; what it has to do remains known, since it may go on with it."""
+        self._serving.pop(worker, None)
+        self._changed()
 
     async def _leave(self, worker: int) -> None:
-        self._serving.pop(worker, None)
+        self._pause(worker)
+        self._lives.pop(worker, None)
         self._flights.drop(worker)
-        self._changed()
-        assert self.selection is not None
-        async with self.turn:
-            await self.selection.remove(worker)
+        if self.selection is not None:
+            async with self.turn:
+                await self.selection.remove(worker)
 
     # Who serves.
 
     def node_of(self, worker: int) -> Node | None:
         """Return the node that has this number now."""
         return self._serving.get(worker)
+
+    def all_serving(self) -> list[int]:
+        """Return the numbers of those that serve: one at least. Raises `ServiceUnavailable`."""
+        if not self._serving:
+            raise ServiceUnavailable(f"no node serves now: {self._states() or 'there is none'}")
+        return list(self._serving)
 
     @property
     def serving(self) -> dict[int, Node]:
@@ -108,9 +156,7 @@ class Fleet:
 
     def in_reach(self) -> list[int]:
         """Return the numbers of those that may be sent one more: one at least. Raises `ServiceUnavailable`."""
-        if not self._serving:
-            raise ServiceUnavailable(f"no node serves now: {self._states() or 'there is none'}")
-        loads = {worker: self._flights.num_at(worker) for worker in self._serving}
+        loads = {worker: self._flights.num_at(worker) for worker in self.all_serving()}
         most = max(_FEW, self._config.max_load * (sum(loads.values()) + 1) / len(loads))
         return [worker for worker, load in loads.items() if load < most]
 

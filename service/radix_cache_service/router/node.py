@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from radix_cache.errors import InvalidArgument
-from radix_cache_service.client.remote import authorization
+from radix_cache_service.client.connection import authorization
 from radix_cache_service.errors import from_call_error
 from radix_cache_service.pb import prefix_cache_pb2, prefix_cache_pb2_grpc
 from radix_cache_service.pb import router_pb2 as pb
@@ -39,32 +39,45 @@ _log = logging.getLogger(__name__)
 
 
 class Link:
-    """How nodes are connected to: TLS, token, patience."""
+    """How nodes are connected to: TLS, token, patience. The files are read anew for each connection."""
 
     def __init__(self, config: RouterConfig) -> None:
-        tls, self._token = config.make_node_tls(), config.make_node_token()
-        self._credentials = None if tls is None else tls.credentials()
+        self._config = config
+        self._read()
+        self._is_read = True
         self.patience_s = config.heartbeat_s / 2
+
+    def _read(self) -> None:
+        tls, token = self._config.make_node_tls(), self._config.make_node_token()
+        self._credentials = None if tls is None else tls.credentials()
+        self.metadata = None if token is None else authorization(token)  # what calls say of the router
+
+    def _refresh(self) -> None:
+        """Read the files; where one can't be used, go on with what was read last."""
+        try:
+            self._read()
+            self._is_read = True
+        except InvalidArgument as error:
+            if self._is_read:
+                _log.warning("files of node_tls or node_token_file were not read anew", extra={"reason": str(error)})
+            self._is_read = False
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Return a channel, which connects when it is used."""
+        self._refresh()
         if self._credentials is None:
             return grpc.aio.insecure_channel(address, _OPTIONS)
         return grpc.aio.secure_channel(address, self._credentials, _OPTIONS)
 
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """What calls say of the router."""
-        return None if self._token is None else authorization(self._token)
-
 
 class Node:
     """A node of the router's. join: told what it says of itself when it begins to serve; sets ``worker``, or raises
-    `InvalidArgument` why it does not fit. leave: told that number when it serves no more.
+    `InvalidArgument` why it does not fit. pause: told that number when it serves no more, though it may again. leave:
+    when that life of the node is over.
 
-    worker: the number of this life of the node, while it serves. state, reason: as in the schema. num_routed: requests
-    that were sent there. num_prompt_tokens, num_cached_tokens: of those. was_asked: set once the first try has come to
-    something.
+    worker: the number of this life of the node, up to its end. state, reason: as in the schema. has_fit: it has served
+    some time. num_routed: requests that were sent there. num_prompt_tokens, num_cached_tokens: of those. was_asked: set
+    once the first try has come to something.
     """
 
     def __init__(
@@ -72,6 +85,7 @@ class Node:
         name: NodeName,
         link: Link,
         join: Callable[[Node, prefix_cache_pb2.DescribeResponse], Awaitable[None]],
+        pause: Callable[[int], None],
         leave: Callable[[int], Awaitable[None]],
     ) -> None:
         self.name, self.address = name
@@ -79,9 +93,11 @@ class Node:
         self.state: pb.NodeState.ValueType = pb.NODE_STATE_CONNECTING
         self.reason = "it was not heard of yet"
         self.was_asked = asyncio.Event()
+        self.has_fit = False
         self.num_routed = self.num_prompt_tokens = self.num_cached_tokens = 0
         self._link = link
         self._join = join
+        self._pause = pause
         self._leave = leave
         self._task: asyncio.Task[NoReturn] | None = None
 
@@ -94,17 +110,30 @@ class Node:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await self._gone(pb.NODE_STATE_DOWN, "it was removed")
+        await self._end()
+        self._is_now(pb.NODE_STATE_DOWN, "it was removed", logging.INFO)
 
     async def _run(self) -> NoReturn:
         while True:
+            pause_s = _PAUSE_S
             try:  # on a new connection: one that lost packets would wait the longer, the longer nothing came through
                 async with self._link.channel(self.address) as channel, asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._follow(channel))
                     tasks.create_task(self._beat(channel))
+            except* InvalidArgument as group:  # it does not fit, which may change: it is asked again, without haste
+                pause_s = self._link.patience_s
+                await self._end()
+                self._is_now(pb.NODE_STATE_REFUSED, str(group.exceptions[0]), logging.WARNING)
             except* Exception as group:  # noqa: BLE001 - whatever it was, the node is tried again
-                await self._gone(pb.NODE_STATE_DOWN, _reason_of(group.exceptions[0]))
-            await asyncio.sleep(_PAUSE_S)
+                await self._fail(group.exceptions[0])
+            await asyncio.sleep(pause_s)
+
+    async def _fail(self, error: Exception) -> None:
+        if self.worker is not None and _is_silence(error):  # it may be at work all the same
+            self._pause(self.worker)
+        else:
+            await self._end()
+        self._is_now(pb.NODE_STATE_DOWN, _reason_of(error), logging.WARNING)
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         """Do what the node's health says, until it says nothing more."""
@@ -113,7 +142,9 @@ class Node:
             if said.status == _SERVING:
                 await self._come(channel)
             else:
-                await self._gone(pb.NODE_STATE_DRAINING, "it says that it is to be sent nothing")
+                if self.worker is not None:
+                    self._pause(self.worker)
+                self._is_now(pb.NODE_STATE_DRAINING, "it says that it is to be sent nothing", logging.INFO)
         raise _Ended
 
     async def _beat(self, channel: grpc.aio.Channel) -> None:
@@ -126,22 +157,17 @@ class Node:
         stub: Any = prefix_cache_pb2_grpc.PrefixCacheServiceStub(channel)
         request = prefix_cache_pb2.DescribeRequest()
         said = await stub.Describe(request, timeout=self._link.patience_s, metadata=self._link.metadata)
-        try:
-            await self._join(self, said)
-        except InvalidArgument as error:
-            await self._gone(pb.NODE_STATE_REFUSED, str(error))
-        else:
-            self._is_now(pb.NODE_STATE_SERVING, "")
+        await self._join(self, said)
+        self._is_now(pb.NODE_STATE_SERVING, "", logging.INFO)
 
-    async def _gone(self, state: pb.NodeState.ValueType, reason: str) -> None:
+    async def _end(self) -> None:
+        """Let go of what was known of this life of the node."""
         worker, self.worker = self.worker, None
         if worker is not None:
             await asyncio.shield(self._leave(worker))
-        self._is_now(state, reason)
 
-    def _is_now(self, state: pb.NodeState.ValueType, reason: str) -> None:
+    def _is_now(self, state: pb.NodeState.ValueType, reason: str, level: int) -> None:
         if state != self.state:
-            level = logging.INFO if state == pb.NODE_STATE_SERVING else logging.WARNING
             said = pb.NodeState.Name(state).removeprefix("NODE_STATE_").lower()
             _log.log(level, "node is %s", said, extra={"node": self.name, "address": self.address, "reason": reason})
         self.state, self.reason = state, reason
@@ -158,3 +184,7 @@ def _reason_of(error: BaseException) -> str:
     if not isinstance(error, _Ended):
         _log.error("a node could not be looked at", exc_info=error)
     return "its health is not told" if isinstance(error, _Ended) else type(error).__name__
+
+
+def _is_silence(error: BaseException) -> bool:
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.DEADLINE_EXCEEDED

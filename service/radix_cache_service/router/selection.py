@@ -11,10 +11,13 @@ all would be sent to that node; while among prompts that share nothing, two requ
 for more than all that it has cached. A tie goes to any of the cheapest.
 
 Which node is called what is not known here: a worker is a number, and never used again for another life of a node.
+
+What is booked is forgotten by itself some time after ``expiry_s``: by then whoever booked it should have freed it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from array import array
 from collections.abc import Awaitable, Collection, Iterator, Mapping
@@ -25,11 +28,16 @@ os.environ.setdefault("DYN_LOG", "off")  # read as it is imported; its log is no
 
 from dynamo.llm import SelectionService
 
+from radix_cache.errors import InvalidArgument
+
 __all__ = ["Choice", "Prompt", "Selection", "Worker"]
 
 _MODEL = "radix-cache"  # one for all: a namespace says more
 _PREFILL_WEIGHT = "DYN_ROUTER_PREFILL_LOAD_SCALE"
 _REQUEST_WEIGHT = "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT"  # in blocks
+_EXPIRY = "DYN_ROUTER_ACTIVE_REQUEST_EXPIRY_SECS"  # 300, unless it is set
+_SCHEDULABLE = "schedulable"
+_NOWHERE = "127.0.0.1:1"
 _NOT_FOUND, _UNAVAILABLE = 404, 503
 
 
@@ -63,14 +71,14 @@ class Choice(NamedTuple):
 class Selection:
     """Chooses among workers whose blocks have ``block_size`` tokens. The weights are those of above."""
 
-    def __init__(self, block_size: int, prefill_weight: float, request_weight: int) -> None:
+    def __init__(self, block_size: int, prefill_weight: float, request_weight: int, expiry_s: float) -> None:
         self.block_size = block_size
-        weights = {_PREFILL_WEIGHT: str(prefill_weight), _REQUEST_WEIGHT: str(request_weight / block_size)}
-        with _environ(weights):
+        said = {_PREFILL_WEIGHT: str(prefill_weight), _REQUEST_WEIGHT: str(request_weight / block_size)}
+        with _environ({**said, _EXPIRY: str(math.ceil(expiry_s))}):
             self._service: Any = SelectionService(indexer_threads=2)
 
     async def add(self, worker: Worker) -> None:
-        """Begin to listen to a worker, and to choose it."""
+        """Begin to listen to a worker, and to choose it. Raises `InvalidArgument` where that can't be."""
         said = {
             "worker_id": worker.number,
             "model_name": _MODEL,
@@ -80,7 +88,16 @@ class Selection:
             "replay_endpoint": f"tcp://{worker.replay}",
             "data_parallel_start_rank": worker.rank,
         }
-        await self._service.upsert_worker(said)
+        told = await self._service.upsert_worker(said)
+        if told["lifecycle"] != _SCHEDULABLE:
+            await self.remove(worker.number)
+            reasons = "; ".join(told.get("not_schedulable_reasons", ()))
+            raise InvalidArgument(f"the selection service does not take it: {reasons or told['lifecycle']}")
+
+    async def listen_anew(self, worker: Worker) -> None:
+        """Forget what a worker has, and listen to it from the beginning; what is booked there stays."""
+        await self.add(worker._replace(events=_NOWHERE, replay=_NOWHERE))  # the same places again would change nothing
+        await self.add(worker)
 
     async def remove(self, number: int) -> None:
         """Forget a worker, all that it has and all that is booked there."""

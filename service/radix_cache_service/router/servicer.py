@@ -23,7 +23,7 @@ from radix_cache_service.pb import router_pb2 as pb
 from radix_cache_service.pb import router_pb2_grpc as pb_grpc
 from radix_cache_service.router.config import RouterConfig, check_node
 from radix_cache_service.router.node import Node
-from radix_cache_service.router.routing import Routing
+from radix_cache_service.router.routing import Routed, Routing
 from radix_cache_service.telemetry.metrics import CallMetrics
 from radix_cache_service.wire import read_tokens
 
@@ -74,13 +74,22 @@ class RouterServicer(pb_grpc.RouterServiceServicer):
 
     async def _route(self, request: pb.RouteRequest) -> pb.RouteResponse:
         tokens, namespace = self._read_prompt(request)
-        request_id = "" if request.peek else request.request_id or os.urandom(8).hex()
-        routed = await self.routing.route(tokens, namespace, self._key(request_id) if request_id else "")
+        if request.peek:
+            return await self._place(await self.routing.peek(tokens, namespace), request, tokens, namespace)
+        if not request.request_id:
+            request.request_id = os.urandom(16).hex()
+        key = self._key(request.request_id)
+        async with self.routing.route(tokens, namespace, key, key.removesuffix(request.request_id)) as routed:
+            return await self._place(routed, request, tokens, namespace)
+
+    async def _place(
+        self, routed: Routed, request: pb.RouteRequest, tokens: bytes, namespace: Namespace
+    ) -> pb.RouteResponse:
         return pb.RouteResponse(
             node=routed.node.name,
             address=routed.node.address,
             num_cached_tokens=routed.num_cached_tokens,
-            request_id=request_id,
+            request_id="" if request.peek else request.request_id,
             nodes=await self._scores(tokens, namespace) if request.with_nodes else (),
         )
 
@@ -134,11 +143,13 @@ class RouterServicer(pb_grpc.RouterServiceServicer):
 
     async def AddNode(self, request: Any, context: Any) -> Any:  # noqa: N802, D102
         async def run() -> pb.AddNodeResponse:
+            is_new = request.node not in self.routing.fleet.by_name
             node = self.routing.fleet.add(check_node(request.node, request.address))
             await node.was_asked.wait()
             if node.state == pb.NODE_STATE_REFUSED:
                 reason = node.reason
-                await self.routing.fleet.remove(node.name)
+                if is_new:
+                    await self.routing.fleet.remove(node.name)
                 raise LayoutMismatch(f"node {node.name} at {node.address} does not fit: {reason}")
             return pb.AddNodeResponse(node=self._info_of(node, {}))
 
