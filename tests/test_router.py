@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -16,10 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from helpers import cached
 from router_help import BLOCK_SIZE, NODE, SOON_S, Cluster, prompt
 from scraping import read_metrics
-from service_process import ServerProcess, reason_of
+from service_process import ServerProcess, reason_of, stub_to
 
 from radix_cache.errors import InvalidArgument, InvalidTokens, LimitExceeded, ServiceUnavailable
 from radix_cache_service import AsyncRouter, Client, LayoutMismatch, Router
+from radix_cache_service.pb import prefix_cache_pb2
 from radix_cache_service.pb import router_pb2 as pb
 from radix_cache_service.pb import router_pb2_grpc as pb_grpc
 
@@ -413,6 +415,33 @@ def test_a_node_that_was_refused_is_asked_again(
     odd.stop(signal.SIGKILL)
     with ServerProcess(odd.address, **NODE):
         cluster.wait_for("odd", "serving")
+
+
+def test_who_is_listened_to_anew_is_heard_from_the_beginning_and_keeps_what_is_booked(
+    servers: dict[str, ServerProcess],
+) -> None:
+    from radix_cache_service.router.selection import Prompt, Selection, Worker
+
+    cached_there, booked = (Prompt(array("I", prompt(number)), None) for number in (1, 2))
+    with stub_to(servers["a"].address) as stub, Client(servers["a"].address) as client:
+        said = stub.Describe(prefix_cache_pb2.DescribeRequest())
+        cached(client, prompt(1))
+
+    async def play() -> None:
+        selection = Selection(BLOCK_SIZE, 1, 0, 600)
+        dead = Worker(1, "127.0.0.1:1", "127.0.0.1:1", 0)
+        await selection.add(dead)
+        assert await selection.choose(booked, [1], "b") == (1, 0)
+        await selection.listen_anew(dead._replace(events=said.events_address, replay=said.events_replay_address))
+        async with asyncio.timeout(SOON_S):
+            while (await selection.scores(cached_there)).get(1) != 64:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.01)
+        await selection.listen_anew(dead)
+        assert (await selection.scores(cached_there)).get(1) == 0
+        assert selection.pending_tokens() == {1: 64}
+        await selection.close()
+
+    asyncio.run(play())
 
 
 def test_a_node_whose_events_nobody_can_listen_to_is_refused() -> None:

@@ -233,14 +233,16 @@ def test_the_end_of_an_asyncio_block_fails_over_no_router(process: RouterProcess
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_has_a_connection_of_its_own(process: RouterProcess) -> None:
     with Router(process.address) as router, router.route(prompt(1)):
+        inherited = router._channel
 
         def work() -> Any:
             with router.route(prompt(2)) as routed:
                 loads = load(router)
+            is_own = router._channel is not inherited
             router.close()
-            return routed.node, loads
+            return routed.node, loads, is_own
 
-        assert in_a_fork(work) == ("a", (2, 128))
+        assert in_a_fork(work) == ("a", (2, 128), True)
         assert load(router) == (1, 64)
 
 

@@ -15,7 +15,8 @@ from test_frozen import VERBS, Driver, Step, steps
 from radix_cache import NamespaceLimit, PrefixCache
 from radix_cache.foremost import Foremost
 from radix_cache.node import Node
-from radix_cache.policies import BUILT_IN, LRU, EvictionPolicy
+from radix_cache.operations import Namespace
+from radix_cache.policies import BUILT_IN, LRU, EvictionPolicy, ScoredPolicy
 
 BINDING = {
     (): NamespaceLimit(min_blocks=4),
@@ -88,6 +89,8 @@ def test_an_eviction_looks_at_few_of_a_thousand_groups() -> None:
     num_looks = 0
 
     class Counting(LRU):
+        has_lasting_urgency = True
+
         def victim(self) -> Node | None:
             nonlocal num_looks
             num_looks += 1
@@ -156,3 +159,26 @@ class TestForemost:
         for urgency in range(10_000):
             foremost.lower(0, -urgency)
         assert len(foremost._heap) < 100
+
+
+class NewestFirst(ScoredPolicy):
+    """A rule of its own on an order that is there."""
+
+    name = "newest-first"
+
+    def score(self, leaf: Node) -> int:
+        return leaf.last_access
+
+    def victim(self) -> Node | None:
+        return next((leaf for _, _, leaf in reversed(self._order) if not leaf.num_locks), None)
+
+
+@pytest.mark.parametrize("limits", [{}, {("t",): NamespaceLimit(min_blocks=1)}])
+def test_a_victim_of_one_s_own_counts_under_limits(limits: dict[Namespace, NamespaceLimit]) -> None:
+    cache = PrefixCache(3, 1, NewestFirst(), limits=limits)
+    for token in (1, 2, 3):
+        lease = cache.match_prefix([token], num_tokens=1)
+        cache.insert(lease, [token])
+        cache.release(lease)
+    cache.evict(1)
+    assert [cache.probe([token]) for token in (1, 2, 3)] == [1, 1, 0]

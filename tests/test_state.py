@@ -173,6 +173,21 @@ def test_what_a_reset_had_not_freed_yet_is_freed_at_the_start(tmp_path: Path) ->
     assert kept.ledger.cache.stats().num_free_blocks == 4000
 
 
+def test_a_reset_that_is_refused_leaves_one_that_goes_on_alone(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "_NUM_SWEPT_NODES", 1)
+    for token in range(3):
+        opened(kept, [token, token], "a")
+        Engine(kept, "E").release("a")
+    pieces = kept.ledger.reset(reset())
+    next(pieces)
+    with pytest.raises(InvalidTokens, match="1 tokens are not whole blocks of 2"):
+        next(kept.ledger.reset(reset((), [1])))
+    assert kept.ledger.is_sweeping
+    assert list(pieces)
+    assert kept.ledger.cache.stats().num_free_blocks == 8
+    kept.compact()
+
+
 def test_what_is_done_while_a_reset_goes_on_comes_back_as_well(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its prefix is taken up again and grows, and of a leaf that it is about to free an eviction takes the tail."""
     monkeypatch.setattr(executor, "_NUM_SWEPT_NODES", 1)

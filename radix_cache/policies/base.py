@@ -44,6 +44,13 @@ class EvictionPolicy(ABC):
 
     is_taken = False  # by a tree: the slots of a node have room for one policy's records
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let a `victim` of one's own count where groups with limits are compared too, if nothing else is said."""
+        super().__init_subclass__(**options)
+        for name in ("has_lasting_urgency", "first", "heads") if "victim" in cls.__dict__ else ():
+            if name not in cls.__dict__:
+                setattr(cls, name, EvictionPolicy.__dict__[name])
+
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Remember the parameters for copies."""
         policy = super().__new__(cls)

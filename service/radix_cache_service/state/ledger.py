@@ -204,8 +204,9 @@ class Ledger:
         return self._sweep is not None
 
     def _detach(self, operation: Reset) -> None:
-        self._sweep = self.cache.reset_steps(operation.namespace, operation.tokens)
-        self._go_on()
+        sweep = self.cache.reset_steps(operation.namespace, operation.tokens)
+        is_over = next(sweep, _DONE) is _DONE  # or it is refused, and what was being swept goes on
+        self._sweep = None if is_over else sweep
 
     def _go_on(self) -> None:
         """Free a piece; which of several resets it is of makes no difference."""
