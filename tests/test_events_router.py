@@ -50,6 +50,7 @@ class Node:
     def cut_off(self) -> None:
         """Nobody can reach it any more, until it is opened again."""
         self.stream.leave(self._sockets._send)
+        self.stream._ask(lambda: None).result(60)  # it has left
         self._sockets.close()
 
     def close(self) -> None:
