@@ -91,7 +91,9 @@ class Router(_Link):
         """End a request that nobody else can, whose answer may be lost, if that is possible. Waits for nothing."""
         with contextlib.suppress(Exception):
             request = pb.FinishRequest(request_id=request_id)
-            call = self._method("Finish").future(request, timeout=_GIVE_UP_S, metadata=self._metadata)
+            call = self._method("Finish").future(
+                request, timeout=_GIVE_UP_S, metadata=self._metadata, wait_for_ready=True
+            )
             self._given_up.add(call)
             call.add_done_callback(self._given_up.discard)
 
@@ -170,7 +172,7 @@ class AsyncRouter(_Link):
         with contextlib.suppress(Exception):
             request = pb.FinishRequest(request_id=request_id)
             call = self._open(grpc.aio, pb_grpc.RouterServiceStub).Finish(
-                request, timeout=_GIVE_UP_S, metadata=self._metadata
+                request, timeout=_GIVE_UP_S, metadata=self._metadata, wait_for_ready=True
             )
             self._given_up.add(call)
             call.add_done_callback(self._given_up.discard)
