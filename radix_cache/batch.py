@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from radix_cache import operations
 from radix_cache.errors import BatchNotRun, RadixCacheError, UnknownLease
@@ -22,7 +22,7 @@ from radix_cache.leases import Lease
 from radix_cache.operations import InsertResult, Operation, Outcome
 from radix_cache.tokens import BlockIds, TokenIds
 
-__all__ = ["Batch", "Pending", "Recorder"]
+__all__ = ["Batch", "Block", "Pending", "Recorder", "lease_in"]
 
 T = TypeVar("T")
 
@@ -208,17 +208,10 @@ class Recorder:
         self._resolve(Outcome(error=error) for _ in self._recorded)
 
 
-class Batch(Recorder):
-    """A context manager that runs what was recorded in it when it ends; left by an exception, it runs nothing.
+class Block(Recorder):
+    """A recorder whose ``with`` block sends what was recorded when it ends; left by an exception, it sends nothing."""
 
-    run: carries the operations to a cache and returns their outcomes, in order.
-    """
-
-    def __init__(self, run: Callable[[list[Operation]], list[Outcome]], number: object = None) -> None:
-        super().__init__(number)
-        self._run = run
-
-    def __enter__(self) -> Batch:
+    def __enter__(self) -> Self:
         self._check_open()
         return self
 
@@ -228,8 +221,25 @@ class Batch(Recorder):
         if self._is_left(error):
             return
         try:
-            outcomes = self._run(self._operations)
+            self._send()
         except RadixCacheError as failure:
             self._fail(failure)
             raise
-        self._resolve(outcomes)
+
+    def _send(self) -> None:
+        """Send what was recorded; an error is that of every verb."""
+        raise NotImplementedError
+
+
+class Batch(Block):
+    """A context manager that runs what was recorded in it when it ends; left by an exception, it runs nothing.
+
+    run: carries the operations to a cache and returns their outcomes, in order.
+    """
+
+    def __init__(self, run: Callable[[list[Operation]], list[Outcome]], number: object = None) -> None:
+        super().__init__(number)
+        self._run = run
+
+    def _send(self) -> None:
+        self._resolve(self._run(self._operations))

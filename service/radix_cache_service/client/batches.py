@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from radix_cache.batch import Pending, Recorder, lease_in
+from radix_cache.batch import Block, Pending, Recorder, lease_in
 from radix_cache.errors import RadixCacheError
 from radix_cache.leases import Lease
 from radix_cache.operations import Operation, Outcome
@@ -40,7 +40,7 @@ class RemoteRecorder(Recorder):
                 pending.lease_id = value.lease_id
 
 
-class Batch(RemoteRecorder):
+class Batch(RemoteRecorder, Block):
     """A context manager that sends what was recorded in it when it ends; left by an exception, it sends nothing.
 
     run: sends the operations, and which leases were named by object, and returns the outcomes.
@@ -55,21 +55,8 @@ class Batch(RemoteRecorder):
         super().__init__(check, number)
         self._run = run
 
-    def __enter__(self) -> Batch:
-        self._check_open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._is_left(error):
-            return
-        try:
-            outcomes = self._run(self._operations, self._given)
-        except RadixCacheError as failure:
-            self._fail(failure)
-            raise
-        self._resolve(outcomes)
+    def _send(self) -> None:
+        self._resolve(self._run(self._operations, self._given))
 
 
 class AsyncBatch(RemoteRecorder):

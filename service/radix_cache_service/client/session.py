@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from radix_cache.batch import Pending
+from radix_cache.batch import Block, Pending
 from radix_cache.errors import InvalidArgument, RadixCacheError, ServiceUnavailable
 from radix_cache.leases import Lease
 from radix_cache.operations import Operation, Outcome
@@ -116,7 +116,7 @@ class Session(Verbs):
         return self._stream
 
 
-class SubmittedBatch(RemoteRecorder):
+class SubmittedBatch(RemoteRecorder, Block):
     """A context manager that sends what was recorded in it when it ends; left by an exception, it sends nothing."""
 
     def __init__(self, check: Any, submit: Any, number: int | None) -> None:
@@ -144,20 +144,8 @@ class SubmittedBatch(RemoteRecorder):
         self._recorded[-1] = self._recorded[-1][0], awaited
         return awaited
 
-    def __enter__(self) -> SubmittedBatch:
-        self._check_open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._is_left(error):
-            return
-        try:
-            self._answer = self._submit(self._operations, self._given)
-        except RadixCacheError as failure:
-            self._fail(failure)
-            raise
+    def _send(self) -> None:
+        self._answer = self._submit(self._operations, self._given)
 
 
 class _Awaited(Pending[T]):
