@@ -54,13 +54,23 @@ def test_memory_that_grows_is_told_from_memory_that_settles() -> None:
     assert not Growth(49, 1, growth.samples).is_flat
 
 
+WRONG_KV = {"a private block was written by somebody else", "a cached block holds other KV"}
+TWO_OWNERS = WRONG_KV | {  # whichever of them is seen first
+    "a block table that cannot be one",
+    "a block is cached under other tokens",
+    "a block is stored twice",
+    "a cached block has two places",
+    "the integrity check failed",
+}
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("plant", "what"),
     [
-        ("write-after-release", {"a private block was written by somebody else", "a cached block holds other KV"}),
-        ("ignore-valid-until", {"a private block was written by somebody else", "a cached block holds other KV"}),
-        ("hand-out-twice", {"a private block was written by somebody else", "a cached block holds other KV"}),
+        ("write-after-release", WRONG_KV),
+        ("ignore-valid-until", WRONG_KV),
+        ("hand-out-twice", TWO_OWNERS),
         ("forget-inserts", {"what a lease has published is not found"}),
     ],
 )
@@ -69,8 +79,9 @@ def test_a_planted_fault_is_caught_in_the_act(tmp_path: Path, plant: str, what: 
     assert status == 1, said
     found = figures["violations"][0]
     assert any(found["what"].startswith(each) for each in what), said
-    assert found["who"].startswith("engine ")
-    assert found["when"] > 0
     assert f"BROKEN: {found['what']}" in said
-    if "block" in found:
+    if what != TWO_OWNERS:  # the census and the mirror of the events may be the first to see that
+        assert found["who"].startswith("engine ")
+        assert found["when"] > 0
+    if any(found["what"].startswith(each) for each in WRONG_KV):
         assert "its lease no. " in found["last_written_by"]

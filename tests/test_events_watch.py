@@ -224,7 +224,8 @@ def run_watch(test: Callable[[Any, Any], Any], max_queued: int) -> None:
         stream.start()
 
         async def next_of(ask: Any) -> Any:
-            return await asyncio.wait_for(ask(), WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                return await ask()
 
         messages = watch(stream, pb.WatchEventsRequest(snapshot=True), max_queued, next_of)
         try:

@@ -444,6 +444,32 @@ def test_who_is_listened_to_anew_is_heard_from_the_beginning_and_keeps_what_is_b
     asyncio.run(play())
 
 
+def test_a_node_that_fails_as_it_is_let_go_is_let_go(own: dict[str, ServerProcess]) -> None:
+    from radix_cache_service.router.config import NodeName, RouterConfig
+    from radix_cache_service.router.node import Link, Node
+
+    async def play() -> None:
+        has_begun = asyncio.Event()
+
+        async def join(*_: Any) -> None:
+            has_begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise ServiceUnavailable("its process has ended, just now")
+
+        async def leave(_: int) -> None:
+            raise AssertionError("it has never come to be a worker")
+
+        node = Node(NodeName("a", own["a"].address), Link(RouterConfig()), join, lambda _: None, leave)
+        node.start()
+        async with asyncio.timeout(SOON_S):
+            await has_begun.wait()
+            await node.close()
+
+    asyncio.run(play())
+
+
 def test_a_node_whose_events_nobody_can_listen_to_is_refused() -> None:
     from radix_cache_service.router.selection import Selection, Worker
 

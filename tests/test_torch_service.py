@@ -91,7 +91,8 @@ def test_the_owner_is_looked_for_again_after_a_failure(pool: SharedKVPool, monke
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert not watch.done()
         pool.close()
-        await asyncio.wait_for(ended.wait(), 20)
+        async with asyncio.timeout(20):
+            await ended.wait()
         with pytest.raises(PoolGone):
             await watch
 

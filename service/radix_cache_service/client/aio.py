@@ -185,7 +185,11 @@ class AsyncClient(Remote, AsyncVerbs):
         call = self._connected().WatchEvents(request, metadata=self._metadata)
         assembly, limit_s = Assembly(), silence_s(self.timeout_s)
         try:
-            while (message := await asyncio.wait_for(call.read(), limit_s)) is not grpc.aio.EOF:
+            while True:
+                async with asyncio.timeout(limit_s):
+                    message = await call.read()
+                if message is grpc.aio.EOF:
+                    return
                 batch = assembly.read(message)
                 if batch is not None:
                     yield batch

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -99,7 +99,8 @@ class Node:
         self._join = join
         self._pause = pause
         self._leave = leave
-        self._task: asyncio.Task[NoReturn] | None = None
+        self._is_closed = False
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to look."""
@@ -107,14 +108,15 @@ class Node:
 
     async def close(self) -> None:
         """Look no more, and let it go."""
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self._end()
         self._is_now(pb.NODE_STATE_DOWN, "it was removed", logging.INFO)
 
-    async def _run(self) -> NoReturn:
-        while True:
+    async def _run(self) -> None:
+        while not self._is_closed:  # a task group whose child fails keeps a cancellation of that moment to itself
             pause_s = _PAUSE_S
             try:  # on a new connection: one that lost packets would wait the longer, the longer nothing came through
                 async with self._link.channel(self.address) as channel, asyncio.TaskGroup() as tasks:
