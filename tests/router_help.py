@@ -13,7 +13,7 @@ from radix_cache.errors import ServiceUnavailable
 from radix_cache_service import Client, NodeInfo, Router
 
 BLOCK_SIZE = 4
-SOON_S = 30.0  # for what takes a moment, on any machine
+SOON_S = 60.0  # for what takes a moment, on any machine
 NODE: dict[str, Any] = {"block_size": BLOCK_SIZE, "num_blocks": 4096, "events_listen": "127.0.0.1:0"}
 
 
@@ -47,9 +47,12 @@ class Cluster:
         wait_until(lambda: self.known(name, tokens, namespace) == len(tokens), SOON_S)
 
     def known(self, name: str, tokens: list[int], namespace: tuple[str, ...] = ()) -> int:
-        """How much of a prompt the router thinks that a node has."""
-        nodes = self.router.route(tokens, namespace, peek=True, with_nodes=True).nodes
-        return {each.node: each.num_cached_tokens for each in nodes}[name]
+        """How much of a prompt the router thinks that a node has; -1: it does not serve now."""
+        try:
+            nodes = self.router.route(tokens, namespace, peek=True, with_nodes=True).nodes
+        except ServiceUnavailable:
+            return -1
+        return {each.node: each.num_cached_tokens for each in nodes}.get(name, -1)
 
     def goes_to(self, tokens: list[int]) -> str:
         """Which node would be asked; empty: none serves."""

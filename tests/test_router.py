@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from helpers import cached
 from router_help import BLOCK_SIZE, NODE, SOON_S, Cluster, prompt
 from scraping import read_metrics
-from service_process import ServerProcess, reason_of, stub_to
+from service_process import ServerProcess, own_address, reason_of, stub_to
 
 from radix_cache.errors import InvalidArgument, InvalidTokens, LimitExceeded, ServiceUnavailable
 from radix_cache_service import AsyncRouter, Client, LayoutMismatch, Router
@@ -61,7 +61,7 @@ def open_cluster(servers: dict[str, ServerProcess]) -> Iterator[Callable[..., Cl
 @pytest.fixture
 def own() -> Iterator[dict[str, ServerProcess]]:
     """Two servers that a test may end, and start again."""
-    started = {name: ServerProcess(**NODE) for name in ("a", "b")}
+    started = {name: ServerProcess(own_address(), **NODE) for name in ("a", "b")}
     yield started
     for server in started.values():
         server.stop(signal.SIGKILL)
@@ -247,7 +247,7 @@ def test_a_node_with_a_state_directory_comes_back_with_what_it_had(
     tmp_path: Any, open_cluster: Callable[..., Cluster]
 ) -> None:
     settings = {**NODE, "state_dir": tmp_path / "state", "pool_epoch": "p"}
-    servers = {"a": ServerProcess(**settings)}
+    servers = {"a": ServerProcess(own_address(), **settings)}
     cluster = open_cluster(servers)
     cluster.cache("a", prompt(1))
     servers["a"].stop(signal.SIGKILL)
@@ -275,6 +275,7 @@ def test_a_node_that_hung_has_as_much_to_do_as_before(
     own: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
 ) -> None:
     cluster = open_cluster(own, heartbeat=6)
+    cluster.wait_for("a", "serving")
     sent = [cluster.router.route(prompt(number)) for number in range(8)]
     before = cluster.info("a")
     assert before.num_requests > 0
@@ -381,6 +382,16 @@ def test_a_node_that_does_not_fit_is_refused_with_the_reason(
         cluster.close()
 
 
+def test_a_server_under_two_names_is_refused_the_second_time(open_cluster: Callable[..., Cluster]) -> None:
+    with ServerProcess("127.0.0.1:0", "127.0.0.1:0", **NODE) as server:
+        cluster = open_cluster({"a": server})
+        with pytest.raises(LayoutMismatch, match=r"its events are at 127\.0\.0\.1:\d+, where those of node a are"):
+            cluster.router.add_node("b", server.addresses[1])
+        cluster.router.remove_node("a")
+        assert cluster.router.add_node("b", server.addresses[1]).state == "serving"
+        cluster.close()
+
+
 def test_a_node_that_does_not_fit_from_the_start_is_listed_with_the_reason(
     servers: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
 ) -> None:
@@ -409,7 +420,7 @@ def test_the_first_in_order_says_how_long_blocks_are(
 def test_a_node_that_was_refused_is_asked_again(
     own: dict[str, ServerProcess], open_cluster: Callable[..., Cluster]
 ) -> None:
-    odd = ServerProcess(**{**NODE, "block_size": 8})
+    odd = ServerProcess(own_address(), **{**NODE, "block_size": 8})
     cluster = open_cluster({**own, "odd": odd}, heartbeat=3, block_size=BLOCK_SIZE)
     cluster.wait_for("odd", "refused")
     odd.stop(signal.SIGKILL)
@@ -458,7 +469,7 @@ def test_a_node_that_fails_as_it_is_let_go_is_let_go(own: dict[str, ServerProces
             finally:
                 raise ServiceUnavailable("its process has ended, just now")
 
-        async def leave(_: int) -> None:
+        def leave(_: int) -> None:
             raise AssertionError("it has never come to be a worker")
 
         node = Node(NodeName("a", own["a"].address), Link(RouterConfig()), join, lambda _: None, leave)

@@ -11,6 +11,7 @@ from helpers import cached
 from networks import _ENTER, HERE, THERE, two_networks
 from service_process import RouterProcess, ServerProcess
 
+from radix_cache.errors import ServiceUnavailable
 from radix_cache_service import Client, Router
 
 if find_spec("dynamo") is None:
@@ -43,17 +44,23 @@ def test_a_node_whose_network_is_gone_and_back(tmp_path: Path) -> None:
         ):
 
             def known(tokens: list[int]) -> dict[str, int]:
-                found = router.route(tokens, peek=True, with_nodes=True).nodes
+                try:
+                    found = router.route(tokens, peek=True, with_nodes=True).nodes
+                except ServiceUnavailable:  # a machine that stands still looks like nodes that do
+                    return {}
                 return {each.node: each.num_cached_tokens for each in found}
+
+            def states() -> dict[str, str]:
+                return {info.node: info.state for info in router.nodes()}
 
             cached(client, OLD)
             wait_until(lambda: known(OLD) == {"far": 8, "near": 0}, SOON_S)
             networks.cut()
             wait_until(lambda: known(OLD) == {"near": 0}, SOON_S)
-            assert {info.node: info.state for info in router.nodes()} == {"far": "down", "near": "serving"}
+            wait_until(lambda: states() == {"far": "down", "near": "serving"}, SOON_S)
             client.reset()
             cached(client, NEW)
             networks.mend()
             wait_until(lambda: known(NEW) == {"far": 8, "near": 0}, SOON_S)
-            assert known(OLD) == {"far": 0, "near": 0}
+            wait_until(lambda: known(OLD) == {"far": 0, "near": 0}, SOON_S)
             assert router.route(NEW).node == "far"

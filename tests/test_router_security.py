@@ -77,7 +77,7 @@ def test_tls_and_a_token_on_both_sides(tmp_path: Path) -> None:
             with Client(node.address, tls=trusting, token=ROOT) as client:
                 cached(client, PROMPT, MINE)
             with Router(process.address, tls=trusting, token=ALICE) as router:
-                wait_until(lambda: router.route(PROMPT, MINE, peek=True).num_cached_tokens == 8, 30)
+                wait_until(lambda: router.route(PROMPT, MINE, peek=True).num_cached_tokens == 8, 60)
         token.write_text(ALICE)
         with RouterProcess(**shown) as process, Router(process.address) as router:
             (info,) = router.nodes()
@@ -117,6 +117,18 @@ def test_files_for_nodes_are_read_anew(tmp_path: Path) -> None:
         assert state() != "serving"
         token.write_text(ROOT)
         wait_until(lambda: state() == "serving", 60)
+
+
+def test_a_node_that_is_not_trusted_fills_no_log(tmp_path: Path) -> None:
+    issued = Issued(tmp_path, trustme.CA(), "127.0.0.1")
+    wrong = root_of(tmp_path, "wrong", trustme.CA())
+    tls = {"tls_certificate": issued.certificate, "tls_private_key": issued.private_key}
+    with ServerProcess(**NODE, **tls) as node:
+        process = RouterProcess(node=f"a={node.address}", node_tls_ca=wrong, log_level="error")
+        with Router(process.address) as router:
+            (info,) = router.nodes()
+        assert (info.state, "handshake failed" in info.reason) == ("down", True)
+        assert process.stop() == (0, "")
 
 
 def test_each_token_has_its_share_of_requests(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class NodeScore(NamedTuple):
 class NodeInfo(NamedTuple):
     """A node of the router's. state: ``connecting``, ``serving``, ``draining``, ``down`` or ``refused``; reason: why it
     is sent nothing. num_requests: in flight; num_routed_requests: since the router started. num_pending_tokens: of
-    their prompts, yet to be computed.
+    their prompts, yet to be computed. events_problem: why the router does not hear what it caches, though it serves.
     """
 
     node: str
@@ -36,6 +36,7 @@ class NodeInfo(NamedTuple):
     num_requests: int
     num_routed_requests: int
     num_pending_tokens: int
+    events_problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +118,5 @@ def read_info(said: pb.NodeInfo) -> NodeInfo:
         said.num_requests,
         said.num_routed_requests,
         said.num_pending_tokens,
+        said.events_problem,
     )

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#radix_cache_service/pb/router.proto\x12\rradixcache.v1\"z\n\x0cRouteRequest\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x11\n\tnamespace\x18\x03 \x03(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0c\n\x04peek\x18\x05 \x01(\x08\x12\x12\n\nwith_nodes\x18\x06 \x01(\x08\"\x86\x01\n\rRouteResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\x04\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\'\n\x05nodes\x18\x05 \x03(\x0b\x32\x18.radixcache.v1.NodeScore\"J\n\tNodeScore\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x04\x12\x14\n\x0cnum_requests\x18\x03 \x01(\x04\"*\n\x14\x46inishPrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x17\n\x15\x46inishPrefillResponse\"#\n\rFinishRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x46inishResponse\"\x12\n\x10ListNodesRequest\";\n\x11ListNodesResponse\x12&\n\x05nodes\x18\x01 \x03(\x0b\x32\x17.radixcache.v1.NodeInfo\"\xb1\x01\n\x08NodeInfo\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.radixcache.v1.NodeState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0cnum_requests\x18\x05 \x01(\x04\x12\x1b\n\x13num_routed_requests\x18\x06 \x01(\x04\x12\x1a\n\x12num_pending_tokens\x18\x07 \x01(\x04\"/\n\x0e\x41\x64\x64NodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"8\n\x0f\x41\x64\x64NodeResponse\x12%\n\x04node\x18\x01 \x01(\x0b\x32\x17.radixcache.v1.NodeInfo\"!\n\x11RemoveNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x14\n\x12RemoveNodeResponse*\xa0\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15NODE_STATE_CONNECTING\x10\x01\x12\x16\n\x12NODE_STATE_SERVING\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x12\x13\n\x0fNODE_STATE_DOWN\x10\x04\x12\x16\n\x12NODE_STATE_REFUSED\x10\x05\x32\xe3\x03\n\rRouterService\x12\x42\n\x05Route\x12\x1b.radixcache.v1.RouteRequest\x1a\x1c.radixcache.v1.RouteResponse\x12Z\n\rFinishPrefill\x12#.radixcache.v1.FinishPrefillRequest\x1a$.radixcache.v1.FinishPrefillResponse\x12\x45\n\x06\x46inish\x12\x1c.radixcache.v1.FinishRequest\x1a\x1d.radixcache.v1.FinishResponse\x12N\n\tListNodes\x12\x1f.radixcache.v1.ListNodesRequest\x1a .radixcache.v1.ListNodesResponse\x12H\n\x07\x41\x64\x64Node\x12\x1d.radixcache.v1.AddNodeRequest\x1a\x1e.radixcache.v1.AddNodeResponse\x12Q\n\nRemoveNode\x12 .radixcache.v1.RemoveNodeRequest\x1a!.radixcache.v1.RemoveNodeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#radix_cache_service/pb/router.proto\x12\rradixcache.v1\"z\n\x0cRouteRequest\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x11\n\tnamespace\x18\x03 \x03(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0c\n\x04peek\x18\x05 \x01(\x08\x12\x12\n\nwith_nodes\x18\x06 \x01(\x08\"\x86\x01\n\rRouteResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\x04\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\'\n\x05nodes\x18\x05 \x03(\x0b\x32\x18.radixcache.v1.NodeScore\"J\n\tNodeScore\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x04\x12\x14\n\x0cnum_requests\x18\x03 \x01(\x04\"*\n\x14\x46inishPrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x17\n\x15\x46inishPrefillResponse\"#\n\rFinishRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x46inishResponse\"\x12\n\x10ListNodesRequest\";\n\x11ListNodesResponse\x12&\n\x05nodes\x18\x01 \x03(\x0b\x32\x17.radixcache.v1.NodeInfo\"\xc9\x01\n\x08NodeInfo\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.radixcache.v1.NodeState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0cnum_requests\x18\x05 \x01(\x04\x12\x1b\n\x13num_routed_requests\x18\x06 \x01(\x04\x12\x1a\n\x12num_pending_tokens\x18\x07 \x01(\x04\x12\x16\n\x0e\x65vents_problem\x18\x08 \x01(\t\"/\n\x0e\x41\x64\x64NodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"8\n\x0f\x41\x64\x64NodeResponse\x12%\n\x04node\x18\x01 \x01(\x0b\x32\x17.radixcache.v1.NodeInfo\"!\n\x11RemoveNodeRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x14\n\x12RemoveNodeResponse*\xa0\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15NODE_STATE_CONNECTING\x10\x01\x12\x16\n\x12NODE_STATE_SERVING\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x12\x13\n\x0fNODE_STATE_DOWN\x10\x04\x12\x16\n\x12NODE_STATE_REFUSED\x10\x05\x32\xe3\x03\n\rRouterService\x12\x42\n\x05Route\x12\x1b.radixcache.v1.RouteRequest\x1a\x1c.radixcache.v1.RouteResponse\x12Z\n\rFinishPrefill\x12#.radixcache.v1.FinishPrefillRequest\x1a$.radixcache.v1.FinishPrefillResponse\x12\x45\n\x06\x46inish\x12\x1c.radixcache.v1.FinishRequest\x1a\x1d.radixcache.v1.FinishResponse\x12N\n\tListNodes\x12\x1f.radixcache.v1.ListNodesRequest\x1a .radixcache.v1.ListNodesResponse\x12H\n\x07\x41\x64\x64Node\x12\x1d.radixcache.v1.AddNodeRequest\x1a\x1e.radixcache.v1.AddNodeResponse\x12Q\n\nRemoveNode\x12 .radixcache.v1.RemoveNodeRequest\x1a!.radixcache.v1.RemoveNodeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'radix_cache_service.pb.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODESTATE']._serialized_start=941
-  _globals['_NODESTATE']._serialized_end=1101
+  _globals['_NODESTATE']._serialized_start=965
+  _globals['_NODESTATE']._serialized_end=1125
   _globals['_ROUTEREQUEST']._serialized_start=54
   _globals['_ROUTEREQUEST']._serialized_end=176
   _globals['_ROUTERESPONSE']._serialized_start=179
@@ -52,15 +52,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTNODESRESPONSE']._serialized_start=535
   _globals['_LISTNODESRESPONSE']._serialized_end=594
   _globals['_NODEINFO']._serialized_start=597
-  _globals['_NODEINFO']._serialized_end=774
-  _globals['_ADDNODEREQUEST']._serialized_start=776
-  _globals['_ADDNODEREQUEST']._serialized_end=823
-  _globals['_ADDNODERESPONSE']._serialized_start=825
-  _globals['_ADDNODERESPONSE']._serialized_end=881
-  _globals['_REMOVENODEREQUEST']._serialized_start=883
-  _globals['_REMOVENODEREQUEST']._serialized_end=916
-  _globals['_REMOVENODERESPONSE']._serialized_start=918
-  _globals['_REMOVENODERESPONSE']._serialized_end=938
-  _globals['_ROUTERSERVICE']._serialized_start=1104
-  _globals['_ROUTERSERVICE']._serialized_end=1587
+  _globals['_NODEINFO']._serialized_end=798
+  _globals['_ADDNODEREQUEST']._serialized_start=800
+  _globals['_ADDNODEREQUEST']._serialized_end=847
+  _globals['_ADDNODERESPONSE']._serialized_start=849
+  _globals['_ADDNODERESPONSE']._serialized_end=905
+  _globals['_REMOVENODEREQUEST']._serialized_start=907
+  _globals['_REMOVENODEREQUEST']._serialized_end=940
+  _globals['_REMOVENODERESPONSE']._serialized_start=942
+  _globals['_REMOVENODERESPONSE']._serialized_end=962
+  _globals['_ROUTERSERVICE']._serialized_start=1128
+  _globals['_ROUTERSERVICE']._serialized_end=1611
 # @@protoc_insertion_point(module_scope)

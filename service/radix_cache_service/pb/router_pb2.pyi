@@ -69,7 +69,7 @@ class RouteRequest(_message.Message):
     tokens: _builtins.bytes
     """Packed, as little-endian uint32."""
     request_id: _builtins.str
-    """Chosen by the client, for Finish and for retries. Empty: the router chooses."""
+    """Chosen by the client, for Finish and for retries, unlike that of any other request. Empty: the router chooses."""
     peek: _builtins.bool
     """Only ask: nothing is counted, and there is nothing to finish."""
     with_nodes: _builtins.bool
@@ -274,6 +274,7 @@ class NodeInfo(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_ROUTED_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_PENDING_TOKENS_FIELD_NUMBER: _builtins.int
+    EVENTS_PROBLEM_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     address: _builtins.str
     state: Global___NodeState.ValueType
@@ -285,6 +286,8 @@ class NodeInfo(_message.Message):
     """Routed there since the router started."""
     num_pending_tokens: _builtins.int
     """Prompt tokens of those that have not been computed, as far as the router knows."""
+    events_problem: _builtins.str
+    """Why the router does not hear its events, though it serves. Empty where it does, or where that is not known yet."""
     def __init__(
         self,
         *,
@@ -295,10 +298,11 @@ class NodeInfo(_message.Message):
         num_requests: _builtins.int = ...,
         num_routed_requests: _builtins.int = ...,
         num_pending_tokens: _builtins.int = ...,
+        events_problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node", b"node", "num_pending_tokens", b"num_pending_tokens", "num_requests", b"num_requests", "num_routed_requests", b"num_routed_requests", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "events_problem", b"events_problem", "node", b"node", "num_pending_tokens", b"num_pending_tokens", "num_requests", b"num_requests", "num_routed_requests", b"num_routed_requests", "reason", b"reason", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

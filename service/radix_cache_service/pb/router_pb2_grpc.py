@@ -71,7 +71,8 @@ class RouterServiceServicer(object):
 
     def Route(self, request, context):
         """Chooses a node for a prompt, and counts the request as that node's load until Finish. The same request id again is
-        answered with the same node, while that one serves.
+        answered with the same node, while that one serves; for another prompt it is refused until Finish. A call that ends
+        before it is answered leaves nothing behind.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,7 +86,7 @@ class RouterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Finish(self, request, context):
-        """The request is over. One that is not known is no error: it may have run out.
+        """The request is over, whether it has a node by now or not. One that is not known is no error: it may have run out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +100,8 @@ class RouterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AddNode(self, request, context):
-        """Adds a node, and waits until it was asked what it is. One that does not answer is added all the same.
+        """Adds a node, unless it is there, and waits until it was asked what it is. One that does not answer is added all the
+        same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,16 +37,19 @@ class RouterServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RouterServiceAsyncStub: ...
     Route: _grpc.UnaryUnaryMultiCallable[_router_pb2.RouteRequest, _router_pb2.RouteResponse]
     """Chooses a node for a prompt, and counts the request as that node's load until Finish. The same request id again is
-    answered with the same node, while that one serves.
+    answered with the same node, while that one serves; for another prompt it is refused until Finish. A call that ends
+    before it is answered leaves nothing behind.
     """
     FinishPrefill: _grpc.UnaryUnaryMultiCallable[_router_pb2.FinishPrefillRequest, _router_pb2.FinishPrefillResponse]
     """The prompt is computed; the request goes on with its output."""
     Finish: _grpc.UnaryUnaryMultiCallable[_router_pb2.FinishRequest, _router_pb2.FinishResponse]
-    """The request is over. One that is not known is no error: it may have run out."""
+    """The request is over, whether it has a node by now or not. One that is not known is no error: it may have run out."""
     ListNodes: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListNodesRequest, _router_pb2.ListNodesResponse]
     """All nodes, by name."""
     AddNode: _grpc.UnaryUnaryMultiCallable[_router_pb2.AddNodeRequest, _router_pb2.AddNodeResponse]
-    """Adds a node, and waits until it was asked what it is. One that does not answer is added all the same."""
+    """Adds a node, unless it is there, and waits until it was asked what it is. One that does not answer is added all the
+    same.
+    """
     RemoveNode: _grpc.UnaryUnaryMultiCallable[_router_pb2.RemoveNodeRequest, _router_pb2.RemoveNodeResponse]
     """Removes a node. Requests that it has go on; no more are sent there."""
 
@@ -55,16 +58,19 @@ class RouterServiceAsyncStub(RouterServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Route: _aio.UnaryUnaryMultiCallable[_router_pb2.RouteRequest, _router_pb2.RouteResponse]  # type: ignore[assignment]
     """Chooses a node for a prompt, and counts the request as that node's load until Finish. The same request id again is
-    answered with the same node, while that one serves.
+    answered with the same node, while that one serves; for another prompt it is refused until Finish. A call that ends
+    before it is answered leaves nothing behind.
     """
     FinishPrefill: _aio.UnaryUnaryMultiCallable[_router_pb2.FinishPrefillRequest, _router_pb2.FinishPrefillResponse]  # type: ignore[assignment]
     """The prompt is computed; the request goes on with its output."""
     Finish: _aio.UnaryUnaryMultiCallable[_router_pb2.FinishRequest, _router_pb2.FinishResponse]  # type: ignore[assignment]
-    """The request is over. One that is not known is no error: it may have run out."""
+    """The request is over, whether it has a node by now or not. One that is not known is no error: it may have run out."""
     ListNodes: _aio.UnaryUnaryMultiCallable[_router_pb2.ListNodesRequest, _router_pb2.ListNodesResponse]  # type: ignore[assignment]
     """All nodes, by name."""
     AddNode: _aio.UnaryUnaryMultiCallable[_router_pb2.AddNodeRequest, _router_pb2.AddNodeResponse]  # type: ignore[assignment]
-    """Adds a node, and waits until it was asked what it is. One that does not answer is added all the same."""
+    """Adds a node, unless it is there, and waits until it was asked what it is. One that does not answer is added all the
+    same.
+    """
     RemoveNode: _aio.UnaryUnaryMultiCallable[_router_pb2.RemoveNodeRequest, _router_pb2.RemoveNodeResponse]  # type: ignore[assignment]
     """Removes a node. Requests that it has go on; no more are sent there."""
 
@@ -76,7 +82,8 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.RouteResponse, _abc.Awaitable[_router_pb2.RouteResponse]]:
         """Chooses a node for a prompt, and counts the request as that node's load until Finish. The same request id again is
-        answered with the same node, while that one serves.
+        answered with the same node, while that one serves; for another prompt it is refused until Finish. A call that ends
+        before it is answered leaves nothing behind.
         """
 
     @_abc_1.abstractmethod
@@ -93,7 +100,7 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.FinishRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.FinishResponse, _abc.Awaitable[_router_pb2.FinishResponse]]:
-        """The request is over. One that is not known is no error: it may have run out."""
+        """The request is over, whether it has a node by now or not. One that is not known is no error: it may have run out."""
 
     @_abc_1.abstractmethod
     def ListNodes(
@@ -109,7 +116,9 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _router_pb2.AddNodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.AddNodeResponse, _abc.Awaitable[_router_pb2.AddNodeResponse]]:
-        """Adds a node, and waits until it was asked what it is. One that does not answer is added all the same."""
+        """Adds a node, unless it is there, and waits until it was asked what it is. One that does not answer is added all the
+        same.
+        """
 
     @_abc_1.abstractmethod
     def RemoveNode(

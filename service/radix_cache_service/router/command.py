@@ -36,6 +36,8 @@ def route(ctx: click.Context, /, config: str | None, check: bool, **settings: An
     Each setting is also an environment variable (--max-load: RADIX_CACHE_ROUTE_MAX_LOAD, lists separated by commas) and
     a key of the configuration file (max_load). A flag goes before a variable, a variable before a key.
     """
+    # Read as gRPC is imported, which some settings do; it would write out what peers send, whatever the log's form.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     given = {
         name: value for name, value in settings.items() if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
@@ -46,7 +48,6 @@ def route(ctx: click.Context, /, config: str | None, check: bool, **settings: An
     if check:
         click.echo("the settings are good")
         return
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read as gRPC is imported; it would write out what peers send
     from radix_cache_service.router.server import route as run_router  # noqa: PLC0415 - no gRPC for a usage error
 
     run_router(checked)

@@ -25,9 +25,11 @@ _STATES = {number: name.removeprefix("NODE_STATE_").lower() for name, number in 
 
 @dataclass(frozen=True, slots=True)
 class RouterFigures:
-    """What a router counted until now. by_node: requests routed, their tokens, those that were cached, in flight."""
+    """What a router counted until now. by_node: requests routed, their tokens, those that were cached, in
+    flight, whether its events are not heard.
+    """
 
-    by_node: Mapping[str, tuple[int, int, int, int]]
+    by_node: Mapping[str, tuple[int, ...]]
     states: Mapping[int, int]
     latencies: Latencies
     num_expired: int
@@ -45,6 +47,7 @@ def take_figures(servicer: RouterServicer) -> RouterFigures:
                 node.num_prompt_tokens,
                 node.num_cached_tokens,
                 0 if node.worker is None else routing.flights.num_at(node.worker),
+                int(bool(node.events_problem)),
             )
             for node in nodes
         },
@@ -62,6 +65,7 @@ def families(figures: RouterFigures) -> Iterator[Metric]:
         (CounterMetricFamily, "prompt_tokens", "Prompt tokens of those."),
         (CounterMetricFamily, "cached_tokens", "Prompt tokens of those that the node had, as far as was known."),
         (GaugeMetricFamily, "requests_in_flight", "Requests that were sent to the node and are not finished."),
+        (GaugeMetricFamily, "events_unheard", "1 where the node serves and its events' ports can't be reached."),
     )
     for place, (kind, name, text) in enumerate(kinds):
         family: CounterMetricFamily | GaugeMetricFamily = kind(f"{_PREFIX}_{name}", text, labels=["node"])

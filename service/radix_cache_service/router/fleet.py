@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from radix_cache.errors import InvalidArgument, ServiceUnavailable
 from radix_cache.tokens import shown
@@ -30,6 +31,9 @@ class Fleet:
 
     selection: who of them has what; None before the first has said how long its blocks are. turn: to be held while it
     chooses, since it would fail over a worker that comes or goes meanwhile, and does not see what is booked meanwhile.
+
+    What is done to the selection is done to the end, though whoever waits for it be cancelled: the service does it all
+    the same, and a worker that came after its removal would be there for ever.
     """
 
     def __init__(self, config: RouterConfig, flights: Flights, changed: Callable[[], None]) -> None:
@@ -44,6 +48,7 @@ class Fleet:
         self._serving: dict[int, Node] = {}
         self._lives: dict[int, _Life] = {}
         self._layout = ""
+        self._doing: set[asyncio.Task[None]] = set()
 
     # Coming and going.
 
@@ -61,15 +66,19 @@ class Fleet:
         return node
 
     async def remove(self, name: str) -> None:
-        """Remove a node. Raises `InvalidArgument` for one that is not there."""
+        """Remove a node; from now on it is sent nothing. Raises `InvalidArgument` for one that is not there."""
         node = self.by_name.pop(name, None)
         if node is None:
             raise InvalidArgument(f"there is no node {shown(name)}")
-        await node.close()
+        if node.worker is not None:
+            self._pause(node.worker)
+        await asyncio.shield(self._kept(node.close()))
 
     async def close(self) -> None:
         """Let all of them go."""
         await asyncio.gather(*(self.remove(name) for name in list(self.by_name)))
+        while self._doing:
+            await asyncio.gather(*self._doing, return_exceptions=True)
         if self.selection is not None:
             await self.selection.close()
 
@@ -79,25 +88,32 @@ class Fleet:
                 break
             await other.was_asked.wait()  # what all have to be like is up to the first in order, not to the quickest
         life = (said.state.epoch, said.pool_epoch, *_places(node.address, said), said.events_rank)
+        self._check_places(node, life[2:4])
         await self._check_likeness(node, said)
         assert self.selection is not None
         if node.worker is None or self._lives.get(node.worker) != life:
             await self._begin(node, life, self.selection)
         else:  # a connection of before the silence might be of no use for long
-            async with self.turn:
-                await self.selection.listen_anew(Worker(node.worker, *life[2:]))
+            await asyncio.shield(self._in_turn(self.selection.listen_anew(Worker(node.worker, *life[2:]))))
         assert node.worker is not None
+        node.places = life[2:4]
         self._serving[node.worker] = node
         self._changed()
 
     async def _begin(self, node: Node, life: _Life, selection: Selection) -> None:
         """Make a worker of a node that is not the one that it was: what was booked there is done by nobody."""
         if node.worker is not None:
-            await self._leave(node.worker)
+            self._leave(node.worker)
         node.worker = next(self._numbers)  # before it is added: whatever comes in between, it is removed again
-        async with self.turn:
-            await selection.add(Worker(node.worker, *life[2:]))
+        await asyncio.shield(self._in_turn(selection.add(Worker(node.worker, *life[2:]))))
         self._lives[node.worker] = life
+
+    def _check_places(self, node: Node, places: tuple[str, ...]) -> None:
+        """Raise `InvalidArgument` where another one's events are: it would seem to have what that one has."""
+        for other in self._serving.values():
+            for place in set(places) & set(other.places):
+                if other is not node:
+                    raise InvalidArgument(f"its events are at {place}, where those of node {other.name} are")
 
     async def _check_likeness(self, node: Node, said: prefix_cache_pb2.DescribeResponse) -> None:
         if not any(other.has_fit for other in self.by_name.values() if other is not node):
@@ -129,13 +145,27 @@ class Fleet:
         self._serving.pop(worker, None)
         self._changed()
 
-    async def _leave(self, worker: int) -> None:
+    def _leave(self, worker: int) -> None:
         self._pause(worker)
         self._lives.pop(worker, None)
         self._flights.drop(worker)
         if self.selection is not None:
+            self._in_turn(self.selection.remove(worker))
+
+    def _in_turn(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something to the selection, in the order of these calls."""
+
+        async def do() -> None:
             async with self.turn:
-                await self.selection.remove(worker)
+                await doing
+
+        return self._kept(do())
+
+    def _kept(self, doing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(doing)
+        self._doing.add(task)
+        task.add_done_callback(self._doing.discard)
+        return task
 
     # Who serves.
 
@@ -145,7 +175,7 @@ class Fleet:
 
     def all_serving(self) -> list[int]:
         """Return the numbers of those that serve: one at least. Raises `ServiceUnavailable`."""
-        if not self._serving:
+        if not self._serving or self.selection is None:
             raise ServiceUnavailable(f"no node serves now: {self._states() or 'there is none'}")
         return list(self._serving)
 

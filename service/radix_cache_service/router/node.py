@@ -2,7 +2,8 @@
 
 Two things are looked at. A watch on its health says at once that it drains, or that its process has ended. A call each
 half heartbeat notices what says nothing: a network that is gone, a process that hangs. Whatever happens, the node is
-tried again soon, for as long as the router has it.
+tried again soon, for as long as the router has it. While it serves, its events' ports are looked at now and then: where
+they can't be reached, it is sent requests all the same, but what it has is not known.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from radix_cache_service.errors import from_call_error
 from radix_cache_service.pb import prefix_cache_pb2, prefix_cache_pb2_grpc
 from radix_cache_service.pb import router_pb2 as pb
 from radix_cache_service.router.config import NodeName, RouterConfig
+from radix_cache_service.router.reach import why_unheard
 
 __all__ = ["Link", "Node"]
 
@@ -28,6 +30,7 @@ _SERVICE = prefix_cache_pb2.DESCRIPTOR.services_by_name["PrefixCacheService"].fu
 _ASKED = health_pb2.HealthCheckRequest(service=_SERVICE)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _PAUSE_S = 0.2  # before a node that is gone is tried again
+_HEARTBEATS = 5  # between two looks at events that can be heard
 _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
@@ -45,6 +48,7 @@ class Link:
         self._config = config
         self._read()
         self._is_read = True
+        self.heartbeat_s = config.heartbeat_s
         self.patience_s = config.heartbeat_s / 2
 
     def _read(self) -> None:
@@ -71,13 +75,13 @@ class Link:
 
 
 class Node:
-    """A node of the router's. join: told what it says of itself when it begins to serve; sets ``worker``, or raises
-    `InvalidArgument` why it does not fit. pause: told that number when it serves no more, though it may again. leave:
-    when that life of the node is over.
+    """A node of the router's. join: told what it says of itself when it begins to serve; sets ``worker`` and
+    ``places``, or raises `InvalidArgument` why it does not fit. pause: told that number when it serves no more, though
+    it may again. leave: when that life of the node is over.
 
-    worker: the number of this life of the node, up to its end. state, reason: as in the schema. has_fit: it has served
-    some time. num_routed: requests that were sent there. num_prompt_tokens, num_cached_tokens: of those. was_asked: set
-    once the first try has come to something.
+    worker: the number of this life of the node, up to its end. places: where its events are. state, reason,
+    events_problem: as in the schema. has_fit: it has served some time. num_routed: requests that were sent there.
+    num_prompt_tokens, num_cached_tokens: of those. was_asked: set once the first try has come to something.
     """
 
     def __init__(
@@ -86,12 +90,14 @@ class Node:
         link: Link,
         join: Callable[[Node, prefix_cache_pb2.DescribeResponse], Awaitable[None]],
         pause: Callable[[int], None],
-        leave: Callable[[int], Awaitable[None]],
+        leave: Callable[[int], None],
     ) -> None:
         self.name, self.address = name
         self.worker: int | None = None
+        self.places: tuple[str, ...] = ()
         self.state: pb.NodeState.ValueType = pb.NODE_STATE_CONNECTING
         self.reason = "it was not heard of yet"
+        self.events_problem = ""
         self.was_asked = asyncio.Event()
         self.has_fit = False
         self.num_routed = self.num_prompt_tokens = self.num_cached_tokens = 0
@@ -112,7 +118,7 @@ class Node:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await self._end()
+        self._end()
         self._is_now(pb.NODE_STATE_DOWN, "it was removed", logging.INFO)
 
     async def _run(self) -> None:
@@ -122,19 +128,20 @@ class Node:
                 async with self._link.channel(self.address) as channel, asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._follow(channel))
                     tasks.create_task(self._beat(channel))
+                    tasks.create_task(self._look_at_events())
             except* InvalidArgument as group:  # it does not fit, which may change: it is asked again, without haste
                 pause_s = self._link.patience_s
-                await self._end()
+                self._end()
                 self._is_now(pb.NODE_STATE_REFUSED, str(group.exceptions[0]), logging.WARNING)
             except* Exception as group:  # noqa: BLE001 - whatever it was, the node is tried again
-                await self._fail(group.exceptions[0])
+                self._fail(group.exceptions[0])
             await asyncio.sleep(pause_s)
 
-    async def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         if self.worker is not None and _is_silence(error):  # it may be at work all the same
             self._pause(self.worker)
         else:
-            await self._end()
+            self._end()
         self._is_now(pb.NODE_STATE_DOWN, _reason_of(error), logging.WARNING)
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
@@ -155,6 +162,26 @@ class Node:
             await stub.Check(_ASKED, timeout=self._link.patience_s)
             await asyncio.sleep(self._link.patience_s)
 
+    async def _look_at_events(self) -> None:
+        """See whether they can be heard. Once is chance: it is said after the second time in a row that they can't."""
+        now, num_heartbeats = "", 1
+        while True:
+            await asyncio.sleep(num_heartbeats * self._link.heartbeat_s)
+            before, now = now, await self._why_unheard()
+            self._events_are(now if before else "")
+            num_heartbeats = 1 if now else _HEARTBEATS
+
+    async def _why_unheard(self) -> str:
+        found = await asyncio.gather(*(why_unheard(place, self._link.heartbeat_s) for place in self.places))
+        return "; ".join(filter(None, found)) if self.state == pb.NODE_STATE_SERVING else ""
+
+    def _events_are(self, problem: str) -> None:
+        if bool(problem) != bool(self.events_problem):
+            level, said = (logging.WARNING, "not heard") if problem else (logging.INFO, "heard again")
+            extra = {"node": self.name, "address": self.address, "reason": problem}
+            _log.log(level, "the node's events are %s", said, extra=extra)
+        self.events_problem = problem
+
     async def _come(self, channel: grpc.aio.Channel) -> None:
         stub: Any = prefix_cache_pb2_grpc.PrefixCacheServiceStub(channel)
         request = prefix_cache_pb2.DescribeRequest()
@@ -162,17 +189,19 @@ class Node:
         await self._join(self, said)
         self._is_now(pb.NODE_STATE_SERVING, "", logging.INFO)
 
-    async def _end(self) -> None:
+    def _end(self) -> None:
         """Let go of what was known of this life of the node."""
         worker, self.worker = self.worker, None
         if worker is not None:
-            await asyncio.shield(self._leave(worker))
+            self._leave(worker)
 
     def _is_now(self, state: pb.NodeState.ValueType, reason: str, level: int) -> None:
         if state != self.state:
             said = pb.NodeState.Name(state).removeprefix("NODE_STATE_").lower()
             _log.log(level, "node is %s", said, extra={"node": self.name, "address": self.address, "reason": reason})
         self.state, self.reason = state, reason
+        if state != pb.NODE_STATE_SERVING:
+            self.events_problem = ""
         self.was_asked.set()
 
 

@@ -121,8 +121,13 @@ class Selection:
         return Choice(said["worker_id"], said["overlap"]["gpu"])
 
     async def scores(self, prompt: Prompt) -> dict[int, int]:
-        """Return how many tokens of the prompt each worker has."""
-        said = await self._service.overlap_scores(prompt.as_request())
+        """Return how many tokens of the prompt each worker has; of none, where none is there any more."""
+        try:
+            said = await self._service.overlap_scores(prompt.as_request())
+        except Exception as error:
+            if getattr(error, "status_code", None) == _UNAVAILABLE:
+                return {}
+            raise
         return {each["worker_id"]: each["device_blocks"] * self.block_size for each in said["workers"]}
 
     def pending_tokens(self) -> dict[int, int]:

@@ -49,6 +49,7 @@ class RouterServer:
         self._config = config
         self._streams = OpenStreams(_MOST_STREAMS)
         self._health = Health(SERVICE_NAME, self._streams)
+        self._saying = asyncio.Lock()
         self._is_draining = False
         self._scrapes: Scrapes | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,10 +107,11 @@ class RouterServer:
         self._spawn(self._say_health())
 
     async def _say_health(self) -> None:
-        if self.servicer.routing.fleet.serving and not self._is_draining:
-            await self._health.ready()
-        else:
-            await self._health.unready()
+        async with self._saying:  # what is said last is what holds last
+            if self.servicer.routing.fleet.serving and not self._is_draining:
+                await self._health.ready()
+            else:
+                await self._health.unready()
 
     def _spawn(self, doing: Any) -> None:
         task = asyncio.create_task(doing)
@@ -125,7 +127,7 @@ class RouterServer:
         """Say NOT_SERVING, wait for that to be seen, let calls in flight finish, and end."""
         _log.info("draining: not ready, still serving", extra={"drain_delay_s": self._config.drain_delay_s})
         self._is_draining = True
-        await self._health.unready()
+        await self._say_health()
         await asyncio.sleep(self._config.drain_delay_s)
         self._streams.end()
         await self._server.stop(self._config.grace_s)

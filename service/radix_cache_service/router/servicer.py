@@ -148,7 +148,7 @@ class RouterServicer(pb_grpc.RouterServiceServicer):
             await node.was_asked.wait()
             if node.state == pb.NODE_STATE_REFUSED:
                 reason = node.reason
-                if is_new:
+                if is_new and self.routing.fleet.by_name.get(node.name) is node:
                     await self.routing.fleet.remove(node.name)
                 raise LayoutMismatch(f"node {node.name} at {node.address} does not fit: {reason}")
             return pb.AddNodeResponse(node=self._info_of(node, {}))
@@ -172,6 +172,7 @@ class RouterServicer(pb_grpc.RouterServiceServicer):
             num_requests=self.routing.flights.num_at(worker),
             num_routed_requests=node.num_routed,
             num_pending_tokens=pending.get(worker, 0),
+            events_problem=node.events_problem,
         )
 
     async def tend(self) -> None:
