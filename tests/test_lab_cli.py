@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -47,6 +48,7 @@ class TestTraceInfo:
         assert "conversations (a guess)" in output
         assert f"{lru_curve(chats(1, 120)).num_blocks:,}" in output
         is_drawn("info.html", 4)
+        assert re.search(r">requests in [\d.]+ s<", Path("info.html").read_text())
 
     def test_json_from_stdin(self, run: Run) -> None:
         shown = json.loads(run("trace", "info", "-", "--json", stdin=Path("chats.jsonl.gz").read_bytes()).output)
@@ -83,6 +85,7 @@ class TestReplay:
             (("--policy", "optimal", "--in-time"), "optimal knows no time"),
             (("--tokenizer", "./mine.py:none"), "cannot be imported"),
             (("--reader", "mine"), "cannot be imported"),
+            (("--policy", "optimla"), "'optimal' is one"),
         ],
     )
     def test_refused(self, run: Run, arguments: tuple[str, ...], why: str) -> None:
@@ -90,12 +93,22 @@ class TestReplay:
 
     @pytest.mark.parametrize(
         ("body", "why"),
-        [("return None", "returns a NoneType, not requests"), ("yield {}", "yields a dict as number 1, no Request")],
+        [
+            ("return None", "returns a NoneType, not requests"),
+            ("yield {}", "yields a dict as number 1, no Request"),
+            ("yield path.nothing", "line 2: AttributeError: 'str' object has no attribute 'nothing'"),
+        ],
     )
     def test_readers_that_read_no_requests(self, run: Run, body: str, why: str) -> None:
         Path("own.py").write_text(f"def read(path):\n    {body}\n")
         output = run("replay", "words.jsonl", "--reader", "own.py:read", "--num-blocks", "9", is_good=False).output
-        assert f"reader 'own.py:read' {why}" in output
+        assert f"reader 'own.py:read' {why}" in output.replace("read', line", "read' line")
+
+    def test_a_tokenizer_that_fails(self, run: Run) -> None:
+        Path("own.py").write_text("def spell(text):\n    return text.nothing\n")
+        chat = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+        output = run("curve", "-", "--tokenizer", "own.py:spell", stdin=chat, is_good=False).output
+        assert "Error: tokenizer 'own.py:spell', line 2: AttributeError" in output
 
     def test_a_reader_and_a_tokenizer_of_ones_own(self, run: Run) -> None:
         Path("own.py").write_text(
@@ -143,10 +156,31 @@ class TestCurve:
             (("--capacities", "x"), "not 'x'"),
             (("--out", "curve.txt"), "results are .jsonl"),
             (("--sample", "1.5"), "--sample"),
+            (("--sample", "1e-9"), "--sample 1e-09: of"),
+            (("--capacities", "5%,0%"), "more than 0 % of the different blocks, not '0%'"),
+            (("--capacities", "-5%"), "more than 0 % of the different blocks, not '-5%'"),
+            (("--capacities", "nan%"), "not 'nan%'"),
+            (("--out", "none/curve.csv"), "none/curve.csv: there is no directory none"),
+            (("--html", "none/curve.html"), "none/curve.html: there is no directory none"),
         ],
     )
     def test_refused(self, run: Run, arguments: tuple[str, ...], why: str) -> None:
         assert why in run("curve", "chats.jsonl.gz", *arguments, is_good=False).output
+
+    def test_capacities_that_are_the_same_are_one(self, run: Run) -> None:
+        shown = json.loads(run("curve", "words.jsonl", "--capacities", "1%,2%,1", "--json").output)
+        assert [row["num_blocks"] for row in shown["capacities"]] == [1]
+
+    @pytest.mark.parametrize("more", [(), ("--sample", "0.5")])
+    def test_nothing(self, run: Run, more: tuple[str, ...]) -> None:
+        assert "stdin: there is no request in it" in run("curve", "-", *more, stdin=b"\n", is_good=False).output
+
+    def test_a_trace_is_not_written_over(self, run: Run) -> None:
+        before = Path("words.jsonl").read_bytes()
+        for command in (("curve",), ("sweep", "--capacities", "5")):
+            output = run(*command, "./words.jsonl", "--out", "words.jsonl", is_good=False).output
+            assert "--out words.jsonl is the trace itself" in output
+        assert Path("words.jsonl").read_bytes() == before
 
 
 class TestSweepAndCompare:
@@ -176,6 +210,8 @@ class TestSweepAndCompare:
 
     def test_other_files_are_no_results(self, run: Run) -> None:
         assert "these are no results of a sweep" in run("compare", "words.jsonl", is_good=False).output
+        Path("none.csv").touch()
+        assert "there is no row in none.csv" in run("compare", "none.csv", is_good=False).output
 
 
 class TestSynth:
@@ -204,6 +240,7 @@ class TestSynth:
         [
             (("--set", "turn=2"), "there is no knob 'turn'"),
             (("--set", "turns=many"), "turns is a number, not 'many'"),
+            (("--set", "num_requests=1e3"), "num_requests is an integer, not '1e3'"),
             (("--set", "turns=0"), "turns is a number of at least 1"),
             (("--like", "chats.jsonl.gz", "--set", "turns=3"), "there is no knob 'turns' here, only num_requests"),
             (("--like", "chats.jsonl.gz", "--profile", "chats.jsonl.gz"), "one of --like, --fit and --profile"),
@@ -221,6 +258,19 @@ class TestRecord:
         assert "tokens" not in Path("shared.jsonl").read_text().replace("output_length", "")
         shown = json.loads(run("replay", "shared.jsonl", "--num-blocks", "9", "--json").output)
         assert shown["whole"]["num_hit_tokens"] == 40 + 60
+
+    def test_in_place_and_all_or_nothing(self, run: Run) -> None:
+        run("trace", "record", "words.jsonl", "--out", "words.jsonl")
+        assert [request.num_prompt_tokens for request in read_trace("words.jsonl")] == [40, 80, 60]
+        Path("torn.jsonl").write_text('{"tokens": [1]}\n{')
+        before = sorted(Path().iterdir())
+        run("trace", "record", "torn.jsonl", "--out", "shared.jsonl", is_good=False)
+        assert sorted(Path().iterdir()) == before
+
+    def test_a_disk_that_is_full(self, run: Run) -> None:
+        assert run("trace", "synth", "--out", "/dev/full", is_good=False).output == (
+            "Error: /dev/full: No space left on device\n"
+        )
 
     def test_refused(self, run: Run) -> None:
         Path("salt").write_bytes(b"short")

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from client_help import wait_until
 from lab_traces import chats
 
-from radix_cache.errors import InvalidArgument
+from radix_cache.errors import InvalidArgument, RadixCacheError
 from radix_cache.lab import (
     Job,
     Profile,
@@ -24,6 +26,7 @@ from radix_cache.lab import (
     compare,
     plan_sweep,
     read_rows,
+    replay_in_time,
     replay_policy,
     run_in_processes,
     sweep,
@@ -45,11 +48,16 @@ class Oldest(ScoredPolicy):
 
     def __init__(self, sign: int = 1) -> None:
         super().__init__()
+        if isinstance(sign, str):
+            raise ValueError("no number")
         self.sign = sign
 
     def score(self, leaf):
         return self.sign * leaf.created
 '''
+
+
+COMMAND = (sys.executable, "-c", "from radix_cache.cli import main; main()")
 
 
 @pytest.fixture
@@ -126,7 +134,17 @@ def test_another_trace_or_policy_file_is_another_job(trace: TraceSource, tmp_pat
     changed = job.key
     with Path(trace.path).open("a") as file:
         file.write("\n")
-    assert len({before, changed, job.key}) == 3
+    longer = job.key
+    found = Path(trace.path).stat()
+    os.utime(trace.path, ns=(found.st_atime_ns, found.st_mtime_ns + 1000))
+    assert len({before, changed, longer, job.key}) == 4
+    profile = tmp_path / "profile.json"
+    keys = set()
+    for turns in (2.5, 3.5):
+        profile.write_text(json.dumps(replace(Profile(), turns=turns).as_dict()))
+        os.utime(profile, ns=(0, 0))
+        keys.add(Job(TraceSource(str(profile)), "lru", 20).key)
+    assert len(keys) == 2
 
 
 KILLED = """
@@ -137,8 +155,8 @@ from pathlib import Path
 def main():
     jobs = [Job(TraceSource(sys.argv[1]), policy, size) for size in range(20, 60) for policy in ("lru", "lfu")]
     def slowly(missing):
-        for pair in run_in_processes(missing, 2):
-            time.sleep(0.02)
+        for number, pair in enumerate(run_in_processes(missing, 2)):
+            time.sleep(0.02 if number < 40 else 3600)
             yield pair
     sweep(jobs, Path(sys.argv[2]), slowly)
 
@@ -162,7 +180,7 @@ def test_killed_and_taken_up_again(trace: TraceSource, tmp_path: Path) -> None:
     process.wait()
     num_done = partial.read_bytes().count(b"\n")
     assert 5 <= num_done < 80
-    for _ in range(500):  # the group is empty once its processes have noticed
+    for _ in range(6000):  # the group is empty once its processes have noticed
         try:
             os.killpg(process.pid, 0)
         except ProcessLookupError:
@@ -179,6 +197,51 @@ def test_killed_and_taken_up_again(trace: TraceSource, tmp_path: Path) -> None:
     assert out.read_bytes() == whole.read_bytes()
 
 
+WAITS = """
+import os, time
+from radix_cache.policies import ScoredPolicy
+
+class Waits(ScoredPolicy):
+    name = "waits"
+
+    def score(self, leaf):
+        while not os.path.exists(__file__ + ".go"):
+            time.sleep(0.01)
+        return leaf.created
+"""
+
+
+def test_interrupted_and_taken_up_again(trace: TraceSource, tmp_path: Path) -> None:
+    """Ctrl-C, which all processes of a terminal get: they end, whatever they play, and say how to go on."""
+    waits, out, whole = tmp_path / "waits.py", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    waits.write_text(WAITS)
+    policies = f"lru;{waits}:Waits"
+    command = [*COMMAND, "sweep", trace.path, "--policies", policies, "--capacities", "20", "--processes", "2"]
+    process = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    partial = tmp_path / "out.jsonl.partial"
+    wait_until(lambda: partial.exists() and partial.read_bytes().endswith(b"\n"))
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert errors.split("\n", 1)[0] == f"what is done is in {partial}: the same command goes on from there"
+    assert "Traceback" not in errors
+    assert process.returncode == 1
+    wait_until(lambda: not is_alive(process.pid))
+    (tmp_path / "waits.py.go").touch()
+    subprocess.run([*command, "--out", str(out)], check=True)
+    sweep(plan_sweep([trace], policies.split(";"), [20]), whole)
+    assert out.read_bytes() == whole.read_bytes()
+    assert not partial.exists()
+
+
+def is_alive(group: int) -> bool:
+    """Whether a process of the group is there."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_a_policy_of_ones_own(trace: TraceSource, tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(MINE)
@@ -189,6 +252,36 @@ def test_a_policy_of_ones_own(trace: TraceSource, tmp_path: Path) -> None:
     assert fifo != filo
 
 
+FAILS = """
+from radix_cache.policies import ScoredPolicy
+
+class Names(ScoredPolicy):
+    name = "names"
+    def score(self, leaf):
+        return leaf.nothing
+
+class Mixes(ScoredPolicy):
+    name = "mixes"
+    def score(self, leaf):
+        return "a" if leaf.last_access % 2 else 0
+"""
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize(("name", "where"), [("Names", ", line 7: AttributeError"), ("Mixes", ": TypeError")])
+def test_a_policy_that_fails_is_told_with_its_line(
+    trace: TraceSource, tmp_path: Path, name: str, where: str, num_processes: int
+) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    policy = f"{tmp_path}/fails.py:{name}"
+    jobs = plan_sweep([trace], [policy], [20, 40])
+    with pytest.raises(RadixCacheError, match=rf"fails\.py:{name}'{where}: ") as caught:
+        sweep(jobs, run=partial(run_in_processes, num_processes=num_processes))
+    assert caught.value.__cause__ is not None
+    with pytest.raises(RadixCacheError, match=rf"fails\.py:{name}'{where}: "):
+        replay_in_time(trace.read(), policy, 200)
+
+
 @pytest.mark.parametrize(
     ("policy", "why"),
     [
@@ -197,13 +290,18 @@ def test_a_policy_of_ones_own(trace: TraceSource, tmp_path: Path) -> None:
         ("{}/mine.py:Oldest:size=2", r"policy '\S+/mine.py:Oldest:size=2': .*unexpected keyword argument 'size'"),
         ("{}/mine.py", "say which class of the file"),
         ("{}/broken.py:Mine", "cannot be run: SyntaxError"),
+        ("{}/mine.py:Oldest:sign=a", r"mine.py:Oldest:sign=a', line 13: ValueError: no number"),
         ("best", "neither built in"),
+        ("LRU", "nor an entry point; 'lru' is one"),
+        ("two_hit", "nor an entry point; 'two-hit' is one"),
+        ("optimla", "nor an entry point; 'optimal' is one"),
+        ("optimal:seed=1", "optimal stands alone and has no parameters"),
     ],
 )
 def test_policies_that_are_not_there(trace: TraceSource, tmp_path: Path, policy: str, why: str) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "broken.py").write_text("def")
-    with pytest.raises(InvalidArgument, match=why):
+    with pytest.raises(RadixCacheError, match=why):
         plan_sweep([trace], [policy.format(tmp_path)], [10])
 
 
@@ -226,6 +324,14 @@ def test_seeds_are_for_generated_traces(trace: TraceSource, tmp_path: Path) -> N
 def test_two_traces_of_one_name_are_two() -> None:
     found = compare([row("lru", 10, 0.2, "a/x.jsonl"), row("lru", 10, 0.4, "b/x.jsonl"), row("lru", 10, 0.4, "b/y")])
     assert [comparison.trace for comparison in found] == ["a/x.jsonl", "b/x.jsonl", "y"]
+
+
+def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "none.jsonl").write_text("\n")
+    jobs = plan_sweep([TraceSource(str(path))], ["lru"], [10, 20])
+    for num_processes in (1, 2):
+        with pytest.raises(InvalidArgument, match=r"none\.jsonl: there is no request in it"):
+            sweep(jobs, run=partial(run_in_processes, num_processes=num_processes))
 
 
 def test_stdin_cannot_be_swept() -> None:
@@ -252,9 +358,13 @@ def test_rows_that_are_none(tmp_path: Path) -> None:
 # What is compared.
 
 
-def row(policy: str, num_blocks: int, rate: float | None, trace: str = "a<b") -> dict[str, object]:
+def row(
+    policy: str, num_blocks: int, rate: object, trace: str = "a<b", seed: int = 0, block_size: int = 1
+) -> dict[str, object]:
     return {
         "trace": trace,
+        "seed": seed,
+        "block_size": block_size,
         "policy": policy,
         "num_blocks": num_blocks,
         "num_trace_blocks": 100,
@@ -279,12 +389,41 @@ def test_the_share_of_the_gap() -> None:
 
 def test_seeds_have_a_mean_and_an_error() -> None:
     """Rates of 10, 20 and 30 %: their standard deviation is 10 points, that of their mean 10 / sqrt(3)."""
-    seeds = [row("lru", 10, rate) for rate in (0.1, 0.2, 0.3)]
+    seeds = [row("lru", 10, rate, seed=seed) for seed, rate in enumerate((0.1, 0.2, 0.3))]
     (found,) = compare([*seeds, row("optimal", 10, 0.5), row("mine", 10, 0.35)])
     assert list(map(str, found.points)) == ["20.00 ± 5.77 (0 %)", "50.00 (100 %)", "35.00 (50 %)"]
     html = comparison_report(compare(seeds), "block", "all requests")
     assert "20.00 ± 5.77" in html
     assert "polygon" not in comparison_report(compare(ROWS), "block", "all requests")
+
+
+def test_a_row_that_is_there_twice_counts_once() -> None:
+    """As of two files that have a sweep in common: it is no second seed."""
+    (found,) = compare([*ROWS, *ROWS[:2]])
+    assert found == compare(ROWS)[0]
+    assert found.points[0].error is None
+    (found,) = compare([row("lru", 10, 0.2, seed=1), row("lru", 10, 0.2, seed=2)])
+    assert str(found.points[0]) == "20.00 ± 0.00"
+
+
+def test_sizes_of_blocks_are_compared_apart() -> None:
+    found = compare([row("lru", 10, rate, "a/x", block_size=size) for size, rate in ((16, 0.2), (8, 0.4))])
+    assert [(one.trace, str(one.points[0])) for one in found] == [
+        ("x, 16 tokens in a block", "20.00"),
+        ("x, 8 tokens in a block", "40.00"),
+    ]
+
+
+def test_rows_with_other_than_numbers_are_no_results() -> None:
+    with pytest.raises(InvalidArgument, match="block_hit_rate is a number, not 'abc'"):
+        compare([row("lru", 10, "abc")])
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_other_bytes_are_no_results(tmp_path: Path, suffix: str) -> None:
+    (path := tmp_path / f"rows{suffix}").write_bytes(b"\xff\0garbage\n")
+    with pytest.raises(InvalidArgument, match=rf"rows{suffix} is no {suffix} file"):
+        read_rows(path)
 
 
 def test_nothing_lies_between() -> None:

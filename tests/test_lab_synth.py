@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -218,6 +219,32 @@ def test_recording_batches(tmp_path: Path) -> None:
     (request,) = read_trace(path)
     assert (request.timestamp_ms, request.num_prompt_tokens, request.num_output_tokens) == (2000, 4, 1)
     assert list(unpack_tokens(request.prompt)) == [0, 1]
+
+
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_a_recorded_fork_begins_with_what_its_parent_has_published(in_batch: bool, tmp_path: Path) -> None:
+    out = io.StringIO()
+    cache = RecordingCache(PrefixCache(100, 2), out, clock=Clock(0.0))
+    unknown = cache.pin([], 60.0)
+    with cache.batch() if in_batch else nullcontext(cache) as verbs:
+        parent = verbs.match_prefix([1, 2, 3], ("acme",), num_tokens=10)
+        verbs.insert(parent, [1, 2, 7, 8, 5, 6, 9])  # other than asked for; the last is no whole block
+        verbs.insert(parent, [5, 6], offset=4)
+        child = verbs.match_prefix([10, 11, 12], parent=parent, num_tokens=12)
+        verbs.insert(child, [10, 11, 12, 13], offset=6)
+        grandchild = verbs.match_prefix([20], parent=child)
+        same = verbs.match_prefix([1, 2, 7, 8, 5, 6, 10, 11, 12, 13, 20], ("acme",))
+        left_out = verbs.match_prefix([1], parent=unknown)
+        for lease in (grandchild, same, left_out, child, parent):
+            verbs.release(lease)
+    path = tmp_path / "recorded.jsonl"
+    path.write_text(out.getvalue())
+    grandchild, same, child, parent = read_trace(path)
+    assert (grandchild.num_prompt_tokens, grandchild.num_output_tokens) == (11, 0)
+    assert grandchild == same
+    assert (child.num_prompt_tokens, child.num_output_tokens) == (9, 1)
+    assert list(unpack_tokens(child.prompt))[:4] == list(unpack_tokens(same.prompt))[:4]
+    assert (parent.num_prompt_tokens, parent.num_output_tokens) == (3, 4)
 
 
 def test_a_text_is_no_namespace() -> None:

@@ -36,7 +36,7 @@ def test_what_is_still_computed_is_not_found() -> None:
     engine = Engine(prefill_tokens_per_s=10, decode_tokens_per_s=1)
     result = replay_in_time([at(0, [1, 2]), at(1, [1, 2]), at(2, [1, 2])], "lru", 10, engine=engine)
     assert result.replay.whole.num_hit_blocks == 2
-    assert (result.max_running, result.max_leased_blocks, result.num_waited) == (2, 4, 0)
+    assert (result.max_running, result.max_leased_blocks, result.max_held_blocks, result.num_waited) == (2, 4, 4, 0)
 
 
 def test_locked_blocks_stay_and_requests_wait() -> None:
@@ -78,8 +78,15 @@ def test_outputs_are_published_where_the_trace_has_them() -> None:
 
 
 def test_out_of_order() -> None:
-    with pytest.raises(InvalidArgument, match=r"sorted by time, and 1 s is too early"):
+    with pytest.raises(InvalidArgument, match=r"request 2 is of 1 s, and one before it of 2 s: .*--sort"):
         replay_in_time([at(2, [1]), at(1, [1])], "lru", 5)
+
+
+def test_times_before_zero() -> None:
+    """As of a trace whose times count from its middle."""
+    requests = [at(seconds, [1, 2]) for seconds in (-9, -8, 3)]
+    result = replay_in_time(requests, "lru", 5, engine=Engine(10, 1))
+    assert (result.num_waited, result.wait_s.max, result.replay.whole.num_hit_blocks) == (0, 0, 2)
 
 
 @pytest.mark.parametrize(

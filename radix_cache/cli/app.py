@@ -35,8 +35,15 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise
-        except (RadixCacheError, OSError) as error:
+        except RadixCacheError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            raise click.ClickException(_described(error)) from error
+
+
+def _described(error: OSError) -> str:
+    """Return what is wrong with which file, where the error knows."""
+    return str(error) if error.filename is None or error.strerror is None else f"{error.filename}: {error.strerror}"
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

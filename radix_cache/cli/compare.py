@@ -30,6 +30,8 @@ def compare(results: tuple[Path, ...], metric: str, last_half: bool, html: Path 
     """
     rows = checked(lambda: [row for path in results for row in read_rows(path)])
     comparisons = checked(lambda: compare_rows(rows, metric, last_half=last_half))
+    if not comparisons:
+        raise click.UsageError(f"there is no row in {', '.join(map(str, results))}")
     part = "the last half of the requests" if last_half else "all requests"
     if html is not None:
         from radix_cache.lab.report import comparison_report

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from radix_cache.cli.reading import TRACE, block_size_option, checked, name_of, output, reading
+from radix_cache.cli.reading import (
+    TRACE,
+    block_size_option,
+    check_apart,
+    checked,
+    name_of,
+    nothing_in,
+    output,
+    reading,
+)
 from radix_cache.cli.show import count, make_console, make_table, percent, print_json
-from radix_cache.lab import BlockTrace, Curve, SampledCurve, TraceSource, block_curve, sampled_curve, write_rows
-from radix_cache.lab.playing import usual_block_size
+from radix_cache.lab import (
+    BlockTrace,
+    Curve,
+    Request,
+    SampledCurve,
+    TraceSource,
+    block_curve,
+    sampled_curve,
+    write_rows,
+)
+from radix_cache.lab.playing import peek, usual_block_size
 from radix_cache.lab.tables import check_suffix
 
 __all__ = ["curve"]
@@ -64,18 +82,23 @@ def curve(
     """
     if out is not None:
         checked(lambda: check_suffix(out))
+        check_apart(out, trace)
     if sample is None and check:
         raise click.UsageError("--check goes with --sample")
-    requests = open_trace(trace).read()
+    first, requests = peek(open_trace(trace).read())
+    if first is None:
+        raise nothing_in(trace)
     if sample is not None:
         requests = list(requests) if check else requests
         sampled = sampled_curve(requests, sample, block_size or 16)
-        exact = block_curve(_blocks(requests, block_size)) if check else None
+        exact = block_curve(_blocks(first, requests, block_size)) if check else None
     else:
-        sampled, exact = None, block_curve(_blocks(requests, block_size))
+        sampled, exact = None, block_curve(_blocks(first, requests, block_size))
     num_blocks = exact.num_blocks if exact is not None else sampled.num_blocks if sampled is not None else 0
+    if sampled is not None and sampled.num_prompt_blocks and not num_blocks:
+        raise click.UsageError(f"--sample {sample}: of {count(sampled.num_prompt_blocks)} blocks none is in a sample")
     scale = BlockTrace(num_blocks=num_blocks)
-    sizes = checked(lambda: [scale.capacity(text.strip()) for text in capacities.split(",")])
+    sizes = checked(lambda: list(dict.fromkeys(scale.capacity(text.strip()) for text in capacities.split(","))))
     rows = [_row(size, exact, sampled) for size in sizes]
     if out is not None:
         write_rows(out, [_row(size, exact, sampled) for size in range(num_blocks + 1)])
@@ -87,9 +110,8 @@ def curve(
         _print(name_of(trace), num_blocks, rows)
 
 
-def _blocks(requests: Any, block_size: int | None) -> BlockTrace:
-    held = list(requests)
-    return BlockTrace.of(held, block_size or usual_block_size(held[0] if held else None))
+def _blocks(first: Request, requests: Iterable[Request], block_size: int | None) -> BlockTrace:
+    return BlockTrace.of(requests, block_size or usual_block_size(first))
 
 
 def _row(size: int, exact: Curve | None, sampled: SampledCurve | None) -> dict[str, Any]:

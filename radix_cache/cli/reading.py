@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -14,7 +15,7 @@ from radix_cache.errors import InvalidArgument
 if TYPE_CHECKING:
     from radix_cache.lab import TraceSource
 
-__all__ = ["TRACE", "block_size_option", "checked", "name_of", "output", "reading"]
+__all__ = ["TRACE", "block_size_option", "check_apart", "checked", "name_of", "nothing_in", "output", "reading"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,11 +26,32 @@ block_size_option = click.option(
 )
 
 
+class _OutputPath(click.Path):
+    """A file to be written, in a directory that is there: told before the work, not after it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or fail with a usage error."""
+        path: Path = super().convert(value, param, ctx)  # type: ignore[assignment] # as path_type says
+        if not path.parent.is_dir():
+            self.fail(f"{path}: there is no directory {path.parent}", param, ctx)
+        if not path.exists() and not os.access(path.parent, os.W_OK):
+            self.fail(f"{path}: the directory {path.parent} cannot be written to", param, ctx)
+        return path
+
+
 def output(name: str, what: str, *, is_required: bool = False) -> Callable[[F], F]:
     """Return the option of a file to be written."""
-    return click.option(
-        name, type=click.Path(dir_okay=False, writable=True, path_type=Path), help=what, required=is_required
-    )
+    return click.option(name, type=_OutputPath(), help=what, required=is_required)
+
+
+def check_apart(out: Path | None, *traces: str) -> None:
+    """Raise a usage error if results would be written over a trace."""
+    for trace in traces:
+        if out is not None and trace != "-" and out.exists() and out.samefile(trace):
+            raise click.UsageError(f"--out {out} is the trace itself, which would be lost")
 
 
 def reading(command: F) -> F:
@@ -59,7 +81,7 @@ def reading(command: F) -> F:
 _OPTIONS = (
     click.option(
         "--tokens-per-block",
-        type=click.IntRange(1),
+        type=click.IntRange(1, 2**53),
         help="Tokens that one hash id stands for, where the trace doesn't say.  [default: what fits the lengths]",
     ),
     click.option("--reader", metavar="FILE.py:NAME", help="Read with this function, which yields requests."),
@@ -71,6 +93,11 @@ _OPTIONS = (
 def name_of(path: str) -> str:
     """Return what a trace is called in a title."""
     return "stdin" if path == "-" else Path(path).name
+
+
+def nothing_in(path: str) -> click.ClickException:
+    """Return the error for a trace without requests."""
+    return click.ClickException(f"{name_of(path)}: there is no request in it")
 
 
 def checked(make: Callable[[], Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from radix_cache.cli.reading import TRACE, block_size_option, checked, name_of, reading
+from radix_cache.cli.reading import TRACE, block_size_option, checked, name_of, nothing_in, reading
 from radix_cache.cli.remote import Address, connected, connecting
 from radix_cache.cli.show import count, duration, make_console, make_table, percent, print_json, with_progress
 from radix_cache.lab import (
@@ -113,7 +113,7 @@ def replay(
         result = replay_policy(requests, policy, num_blocks or 0, block_size)
         where = f"{policy}, {count(num_blocks or 0)} blocks, in process"
     if not result.whole.num_requests:
-        raise click.ClickException(f"{name_of(trace)}: there is no request in it")
+        raise nothing_in(trace)
     if as_json:
         print_json((timed or result).as_dict())
         return
@@ -175,7 +175,7 @@ def _print_tables(title: str, result: ReplayResult) -> None:
 
 def _print_time(timed: TimedResult) -> None:
     make_console().print(
-        f"at most {count(timed.max_running)} requests and {count(timed.max_leased_blocks)} leased blocks at a time; "
+        f"at most {count(timed.max_running)} requests and {count(timed.max_held_blocks)} held blocks at a time; "
         f"{count(timed.num_waited)} waited, 99 % of all at most {duration(timed.wait_s.p99)}; "
         f"{count(timed.num_refused)} were larger than the pool"
     )

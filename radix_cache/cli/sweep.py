@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from radix_cache.cli.reading import TRACE, block_size_option, checked, output, reading
+from radix_cache.cli.reading import TRACE, block_size_option, check_apart, checked, output, reading
 from radix_cache.cli.show import make_console, plural
 from radix_cache.lab import TraceSource, plan_sweep, run_in_processes
 from radix_cache.lab import sweep as run_sweep
-from radix_cache.lab.sweep import Runner
+from radix_cache.lab.sweep import Runner, partial_of
 from radix_cache.lab.tables import check_suffix
 
 __all__ = ["sweep"]
@@ -54,6 +55,7 @@ def sweep(
     same bytes; `radix-cache compare` makes a table and a report of them.
     """
     checked(lambda: check_suffix(out))
+    check_apart(out, *traces)
     names = [name.strip() for name in policies.split(";" if ";" in policies else ",")]
     numbers = checked(lambda: [_seed(text) for text in seeds.split(",")])
     jobs = checked(
@@ -68,8 +70,9 @@ def sweep(
     console = make_console(stderr=True)
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    is_quiet = not console.is_terminal
     columns = TextColumn("replays"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with _saying_what_is_kept(out), Progress(*columns, console=console, transient=True, disable=is_quiet) as progress:
         task = progress.add_task("", total=len(jobs))
         rows = run_sweep(
             jobs,
@@ -78,6 +81,17 @@ def sweep(
             lambda num_done: progress.update(task, completed=num_done),
         )
     click.echo(f"{out}: {plural(len(rows), 'row')}")
+
+
+@contextmanager
+def _saying_what_is_kept(out: Path) -> Iterator[None]:
+    """Let Ctrl-C say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (kept := partial_of(out)).exists():
+            click.echo(f"what is done is in {kept}: the same command goes on from there", err=True)
+        raise
 
 
 def _runner(processes: int | None, ray: str | None) -> Runner:

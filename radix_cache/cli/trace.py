@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import click
 
-from radix_cache.cli.reading import TRACE, block_size_option, checked, name_of, output, reading
+from radix_cache.cli.reading import TRACE, block_size_option, checked, name_of, nothing_in, output, reading
 from radix_cache.cli.show import count, duration, make_console, make_table, percent, print_json
 from radix_cache.lab import (
     Anonymizer,
@@ -52,7 +52,7 @@ def info(
     """Print what TRACE is like: sizes, sharing, ideal hit rates, distances, times and turns."""
     requests = list(open_trace(path).read())
     if not requests:
-        raise click.ClickException(f"{name_of(path)}: there is no request in it")
+        raise nothing_in(path)
     found = trace_info(requests, block_size or usual_block_size(requests[0]))
     if html is not None:
         from radix_cache.lab.report import info_report
@@ -163,7 +163,8 @@ def _with_knobs(made: Profile | Likeness, knobs: Iterable[str]) -> Profile | Lik
         try:
             values[name] = int(text) if types[name] == "int" else float(text)
         except ValueError:
-            raise click.UsageError(f"{name} is a number, not {text!r}") from None
+            kind = "an integer" if types[name] == "int" else "a number"
+            raise click.UsageError(f"{name} is {kind}, not {text!r}") from None
     return checked(lambda: replace(made, **values))  # type: ignore[no-any-return] # it checks each
 
 
@@ -197,8 +198,19 @@ def _write(out: Path | None, requests: Iterable[Request]) -> None:
 
 @contextmanager
 def _opened(out: Path | None) -> Iterator[TextIO]:
+    """Yield where to write. A file is replaced when all is written: it may be the trace that is read meanwhile."""
     if out is None:
         yield sys.stdout
         return
-    with out.open("w", encoding="utf-8") as file:
-        yield file
+    aside = out.with_name(f".{out.name}.new") if out.is_file() or not out.exists() else out
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            yield file
+        if aside is not out:
+            aside.replace(out)
+    except OSError as error:
+        error.filename = error.filename or str(out)  # to write is all that names no file
+        raise
+    finally:
+        if aside is not out:
+            aside.unlink(missing_ok=True)

@@ -81,13 +81,15 @@ class BlockTrace:
     def capacity(self, text: str) -> int:
         """Return a capacity in blocks: ``"9139"``, or ``"5%"`` of the different blocks, rounded down, at least one.
 
-        Raises `InvalidArgument` for what is neither.
+        Raises `InvalidArgument` for what is neither, and for nothing or less.
         """
         share = text.removesuffix("%")
         try:
             blocks = int(text) if share == text else int(self.num_blocks * float(share) / 100 + 1e-9)
         except (ValueError, OverflowError):
             raise InvalidArgument(f"a capacity is a number of blocks or a percentage, not {text!r}") from None
+        if share != text and not float(share) > 0:
+            raise InvalidArgument(f"a capacity is more than 0 % of the different blocks, not {text!r}")
         return check_count(blocks if share == text else max(blocks, 1), "capacity", 1)
 
 

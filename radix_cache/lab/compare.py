@@ -6,12 +6,15 @@ it finds what LRU finds, 1 where it finds what the optimum does, and negative wh
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from types import NoneType
+from typing import Any, NamedTuple
 
 from radix_cache.errors import InvalidArgument
 from radix_cache.lab.playing import OPTIMAL
@@ -46,7 +49,8 @@ class Point:
 class Comparison:
     """The points of one trace, by capacity and in the order in which policies first appear.
 
-    trace: the name of its file, or the path where two have the same name. num_trace_blocks: different blocks of the
+    trace: the name of its file, or the path where two have the same name, and the block size where there are results
+    of several. num_trace_blocks: different blocks of the
     trace, of the first seed.
     """
 
@@ -71,25 +75,49 @@ class Comparison:
 
 
 def compare(rows: Iterable[Row], metric: str = "block", *, last_half: bool = False) -> list[Comparison]:
-    """Return a comparison for each trace. metric: what is hit, of `METRICS`. last_half: count only when it is warm.
+    """Return a comparison for each trace, and each size of its blocks. metric: what is hit, of `METRICS`. last_half:
+    count only when it is warm.
 
-    Rows with the same trace, policy and capacity are seeds. Raises `InvalidArgument` for rows that no sweep made.
+    Rows with the same policy and capacity are seeds; the same row twice, from two files say, is one. Raises
+    `InvalidArgument` for rows that no sweep made.
     """
     if metric not in METRICS:
         raise InvalidArgument(f"metric is one of {', '.join(METRICS)}, not {metric!r}")
     column = f"{'last_half_' if last_half else ''}{metric}_hit_rate"
-    rates: dict[str, dict[tuple[str, int], list[float]]] = {}
-    sizes: dict[str, int] = {}
-    for row in rows:
+    rates: dict[_Trace, dict[tuple[str, int], list[float]]] = {}
+    sizes: dict[_Trace, int] = {}
+    for row in {json.dumps(row, sort_keys=True, default=str): row for row in rows}.values():
         try:
-            trace, rate = str(row["trace"]), row[column]
+            trace, rate = _Trace(str(row["trace"]), row.get("block_size")), row[column] or 0.0
+            _check_numbers(row, "num_trace_blocks", "num_blocks", column)
             sizes.setdefault(trace, row["num_trace_blocks"])
-            rates.setdefault(trace, {}).setdefault((row["policy"], row["num_blocks"]), []).append(rate or 0.0)
+            rates.setdefault(trace, {}).setdefault((str(row["policy"]), row["num_blocks"]), []).append(rate)
         except KeyError as error:
             raise InvalidArgument(f"these are no results of a sweep: {error} is missing") from None
-    num_named = Counter(Path(trace).name for trace in rates)
-    names = {trace: Path(trace).name if num_named[Path(trace).name] == 1 else trace for trace in rates}
+    names = _names(rates)
     return [Comparison(names[trace], sizes[trace], _points(found)) for trace, found in rates.items()]
+
+
+class _Trace(NamedTuple):
+    path: str
+    block_size: Any
+
+
+def _check_numbers(row: Row, *names: str) -> None:
+    for name in names:
+        if not isinstance(row[name], (int, float, NoneType)):
+            raise InvalidArgument(f"these are no results of a sweep: {name} is a number, not {row[name]!r}")
+
+
+def _names(traces: Collection[_Trace]) -> dict[_Trace, str]:
+    """Return what each is called: its file, with as much more as is needed to tell it from the others."""
+    num_named = Counter(Path(path).name for path in {trace.path for trace in traces})
+    num_sizes = Counter(trace.path for trace in traces)
+    return {
+        trace: (trace.path if num_named[Path(trace.path).name] > 1 else Path(trace.path).name)
+        + (f", {trace.block_size} tokens in a block" if num_sizes[trace.path] > 1 else "")
+        for trace in traces
+    }
 
 
 def _points(rates: dict[tuple[str, int], list[float]]) -> tuple[Point, ...]:

@@ -15,7 +15,6 @@ r"""The kinds of JSON records that make a request. Each function takes one recor
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -29,6 +28,8 @@ __all__ = ["Fields", "RecordParser", "Tokenizer", "guess_tokens_per_block"]
 Fields: TypeAlias = Mapping[str, Any]
 Tokenizer: TypeAlias = Callable[[str], Sequence[int]]
 
+_MOST_TOKENS = 2**53  # what a float can count
+_MOST_TIME = 1e18
 _COMMON_SIZES = (512, 16, 256, 128, 64, 32, 1024, 2048)
 
 
@@ -66,8 +67,8 @@ class RecordParser:
         )
 
     def _from_hash_ids(self, fields: Fields) -> Request:
-        num_tokens = _count(fields, "input_length")
-        size = _count(fields, "block_size", least=1) if "block_size" in fields else self._tokens_per_block
+        num_tokens = _count(fields, "input_length", most=_MOST_TOKENS)
+        size = _count(fields, "block_size", 1, _MOST_TOKENS) if "block_size" in fields else self._tokens_per_block
         prompt = _packed(fields, "hash_ids")
         num_ids = len(prompt) // TOKEN_BYTES
         if not _fits(num_tokens, num_ids, size):
@@ -78,7 +79,7 @@ class RecordParser:
         return Request(
             _milliseconds(fields, 1000 if is_bailian else 1),
             num_tokens,
-            _count(fields, "output_length") if "output_length" in fields else 0,
+            _count(fields, "output_length", most=_MOST_TOKENS) if "output_length" in fields else 0,
             prompt,
             tokens_per_id=size,
             conversation=self._conversation(fields) if is_bailian else _label(fields, "session_id"),
@@ -125,9 +126,11 @@ def _fits(num_tokens: int, num_ids: int, size: int) -> bool:
 
 def _milliseconds(fields: Fields, factor: int = 1, name: str = "timestamp") -> float:
     value = fields.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        unit = "milliseconds" if factor == 1 else "seconds"
+    unit = "milliseconds" if factor == 1 else "seconds"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidArgument(f"{name} is a number of {unit}, not {value!r}")
+    if not abs(value) <= _MOST_TIME:  # nor NaN
+        raise InvalidArgument(f"{name} is at most {_MOST_TIME:g} {unit} from 0, not {value!r:.40}")
     return value * factor
 
 
@@ -141,11 +144,13 @@ def _packed(fields: Fields, name: str) -> bytes:
         raise InvalidArgument(f"{name}: {error}") from None
 
 
-def _count(fields: Fields, name: str, least: int = 0) -> int:
+def _count(fields: Fields, name: str, least: int = 0, most: int | None = None) -> int:
     value = fields.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         shown = "missing" if value is None else f"{value!r}"
         raise InvalidArgument(f"{name} is an integer of at least {least}, not {shown}")
+    if most is not None and value > most:
+        raise InvalidArgument(f"{name} is at most {most}, not {value!r:.40}")
     return value
 
 

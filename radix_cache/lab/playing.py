@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from difflib import get_close_matches
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -15,6 +17,7 @@ from zlib import crc32
 
 from radix_cache.cache import PrefixCache
 from radix_cache.errors import InvalidArgument
+from radix_cache.lab.brought import telling
 from radix_cache.lab.hits import ReplayResult
 from radix_cache.lab.optimal import optimal
 from radix_cache.lab.replay import TraceClock, replay
@@ -40,14 +43,16 @@ def replay_policy(
     policy: a name that `radix_cache.policies.make_policy` knows, ``"optimal"``, ``"./mine.py:Mine"``, or an object.
     block_size: of traces of token ids; None: 16. Policies see positions in tokens, of hash ids, too, and a clock that
     shows the trace's time.
-    Raises `InvalidArgument` for a policy that is not found, and for sizes below 1.
+    Raises `InvalidArgument` for a policy that is not found, and for sizes below 1; `BroughtCodeFailed` with whatever a
+    policy of a file raises.
     """
     first, requests = peek(requests)
     if policy == OPTIMAL:
         return optimal(requests, num_blocks, usual_block_size(first) if block_size is None else block_size)
-    clock = TraceClock()
+    clock = TraceClock(first)
     cache = new_cache(first, policy, num_blocks, block_size, clock)
-    return replay(requests, cache, trace_clock=clock)
+    with telling_of(policy):
+        return replay(requests, cache, trace_clock=clock)
 
 
 def new_cache(
@@ -80,19 +85,48 @@ def load_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
     """
     if isinstance(policy, str) and policy.endswith(".py"):
         raise InvalidArgument(f"policy {policy!r}: say which class of the file, as in {policy}:Mine")
-    if not isinstance(policy, str) or ".py:" not in policy:
+    if not isinstance(policy, str):
         return make_policy(policy)
+    if ".py:" not in policy:
+        return _of_the_tree(policy)
     path, _, rest = policy.partition(".py:")
     name = _module(f"{path}.py").__name__
     try:
-        return make_policy(f"{name}:{rest}")
+        with telling_of(policy):
+            return make_policy(f"{name}:{rest}")
     except InvalidArgument as error:
         raise InvalidArgument(str(error).replace(name, f"{path}.py")) from error
+
+
+def telling_of(policy: str | EvictionPolicy) -> AbstractContextManager[None]:
+    """Return a context in which what a policy of a file raises is told with its line."""
+    if not isinstance(policy, str) or ".py:" not in policy:
+        return nullcontext()
+    return telling(f"policy {policy!r}", file_of(policy))
+
+
+def file_of(text: str) -> str | None:
+    """Return the file in ``"./file.py:name"`` as a traceback has it; None where there is none."""
+    path, is_file, _ = text.partition(".py:")
+    return str(Path(f"{path}.py").resolve()) if is_file else None
+
+
+def _of_the_tree(policy: str) -> EvictionPolicy:
+    try:
+        return make_policy(policy)
+    except InvalidArgument as error:
+        name, colon, _ = policy.partition(":")
+        if name == OPTIMAL:
+            raise InvalidArgument(f"policy {policy!r}: optimal stands alone and has no parameters") from None
+        near = get_close_matches(name.lower(), [*BUILT_IN, OPTIMAL], 1)
+        raise InvalidArgument(f"{error}; {near[0]!r} is one" if near and not colon else str(error)) from None
 
 
 def load(text: str) -> Callable[..., Any]:
     """Return what ``"./file.py:name"`` or ``"module:name"`` names: a reader, a tokenizer. Raises `InvalidArgument`."""
     place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise InvalidArgument(f"FILE.py:NAME or MODULE:NAME is needed, not {text!r}, which cannot be imported")
     try:
         module = _module(place) if place.endswith(".py") else importlib.import_module(place)
         found: Callable[..., Any] = getattr(module, name)

@@ -55,12 +55,25 @@ class Anonymizer(BlockNumbers):
 
 @dataclass(slots=True)
 class _Open:
-    """A request that is running."""
+    """A request that is running.
+
+    num_known: tokens, its answer's included. published: tokens that are, which may be others than were asked for.
+    """
 
     timestamp_ms: float
     prompt: bytes
-    namespace: tuple[str, ...]
-    num_known: int  # tokens that are known of it, its answer's included
+    namespace: Namespace
+    num_known: int
+    published: bytearray
+    block_size: int
+
+    def insert(self, tokens: bytes, offset: int) -> None:
+        """Take up what was published from position ``offset`` on, its whole blocks."""
+        end = offset + len(tokens) // TOKEN_BYTES
+        self.num_known = max(self.num_known, end)
+        known = len(self.published) - offset * TOKEN_BYTES
+        whole = (end // self.block_size * self.block_size - offset) * TOKEN_BYTES
+        self.published += tokens[known:whole]
 
 
 class RecordingCache:
@@ -68,8 +81,9 @@ class RecordingCache:
 
     Recorded are matches, when they are released, so lines come in the order in which requests end: readers sort them by
     time. A scheduler that matches the same request again and again records it once each time it lets go. The length of
-    an answer is what was inserted beyond the prompt. Forks are recorded as what their tokens are, without the parent's.
-    Batches of the cache are recorded; those of a session are, if they go through `record`.
+    an answer is what was inserted beyond the prompt. A fork's prompt is what its parent had published by then, and its
+    own tokens; forks of what is not recorded are left out. Batches of the cache are recorded; those of a session are,
+    if they go through `record`. Holds the tokens of open requests twice.
 
     out: where lines go, flushed one by one. anonymizer: its block size should be the cache's. clock: seconds.
     """
@@ -90,14 +104,15 @@ class RecordingCache:
         prompt, namespace = pack_tokens(tokens), check_namespace(namespace)
         now_ms = self._now_ms()
         lease = self._cache.match_prefix(prompt, namespace, **options)
-        self._matched(lease.lease_id, now_ms, prompt, namespace)
+        parent = options.get("parent")
+        self._matched(lease, now_ms, prompt, None if parent is None else _id_of(parent))
         return lease
 
     def insert(self, lease: Any, tokens: TokenIds, offset: int = 0, **options: Any) -> Any:
         """Insert, and remember how long the request has become."""
         packed = pack_tokens(tokens)
         result = self._cache.insert(lease, packed, offset, **options)
-        self._inserted(_id_of(lease), offset + len(packed) // TOKEN_BYTES)
+        self._inserted(_id_of(lease), packed, offset)
         return result
 
     def release(self, lease: Any, **options: Any) -> Any:
@@ -118,26 +133,32 @@ class RecordingCache:
         now_ms = self._now_ms()
         for operation, pending in verbs._recorded:
             with suppress(RadixCacheError):
-                pending.result()
-                self._note(operation, now_ms)
+                self._note(operation, pending.result(), now_ms)
 
-    def _note(self, operation: Operation, now_ms: float) -> None:
+    def _note(self, operation: Operation, result: Any, now_ms: float) -> None:
         match operation:
             case MatchPrefix(pin_s=None):
-                self._matched(operation.lease_id, now_ms, operation.tokens, operation.namespace)
+                self._matched(result, now_ms, operation.tokens, operation.parent_id)
             case Insert():
-                self._inserted(operation.lease_id, operation.offset + len(operation.tokens) // TOKEN_BYTES)
+                self._inserted(operation.lease_id, operation.tokens, operation.offset)
             case Release():
                 self._released(operation.lease_id)
 
-    def _matched(self, lease_id: str, now_ms: float, prompt: bytes, namespace: Namespace) -> None:
+    def _matched(self, lease: Any, now_ms: float, tokens: bytes, parent_id: str | None) -> None:
         with self._lock:
-            self._open[lease_id] = _Open(now_ms, prompt, namespace, len(prompt) // TOKEN_BYTES)
+            parent = None if parent_id is None else self._open.get(parent_id)
+            if parent is None and parent_id is not None:
+                return
+            prompt = tokens if parent is None else bytes(parent.published) + tokens
+            published = bytearray(prompt[: lease.num_cached_tokens * TOKEN_BYTES])
+            self._open[lease.lease_id] = _Open(
+                now_ms, prompt, lease.namespace, len(prompt) // TOKEN_BYTES, published, lease.block_size
+            )
 
-    def _inserted(self, lease_id: str, num_tokens: int) -> None:
+    def _inserted(self, lease_id: str, tokens: bytes, offset: int) -> None:
         with self._lock:
             if (request := self._open.get(lease_id)) is not None:
-                request.num_known = max(request.num_known, num_tokens)
+                request.insert(tokens, offset)
 
     def _released(self, lease_id: str) -> None:
         with self._lock:

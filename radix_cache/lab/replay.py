@@ -44,8 +44,9 @@ class Cache(Protocol):
 class TraceClock:
     """A clock that shows the time of the trace, for policies that read one: give it to the cache and to the replay."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    def __init__(self, first: Request | None = None) -> None:
+        """Show the time of ``first`` at first; 0 without one."""
+        self.now_s = 0.0 if first is None else first.timestamp_ms / 1000
 
     def __call__(self) -> float:
         """Return the time in seconds."""

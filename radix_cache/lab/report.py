@@ -66,7 +66,8 @@ def info_report(title: str, info: TraceInfo, requests: Sequence[Request]) -> str
     hits = info.curve.whole.hit_blocks
     depths = _spread_out(info.num_blocks)
     reuse = Line("blocks found", depths, [100 * hits[depth] / (hits[-1] or 1) for depth in depths])
-    times = [request.timestamp_ms / 1000 for request in requests]
+    arrivals = _histogram("requests", [request.timestamp_ms / 1000 for request in requests])
+    per_bin = f"requests in {arrivals.xs[1] - arrivals.xs[0]:.3g} s"
     lengths = [float(request.num_prompt_tokens) for request in requests]
     charts = [
         line_chart(
@@ -75,7 +76,7 @@ def info_report(title: str, info: TraceInfo, requests: Sequence[Request]) -> str
         line_chart(
             "Reuse distance", "at most so many blocks apart", "share of blocks found, %", [reuse], is_log_x=True
         ),
-        line_chart("Arrivals", "time, s", "requests", [_histogram("requests", times)]),
+        line_chart("Arrivals", "time, s", per_bin, [arrivals]),
         line_chart("Prompt lengths", "tokens", "share of requests, %", [_distribution("requests", lengths)]),
     ]
     figures = _table(("", ""), [(name, f"{value:,.6g}") for name, value in _figures(info)])

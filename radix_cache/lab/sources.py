@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from radix_cache.errors import InvalidArgument
+from radix_cache.lab.brought import telling
+from radix_cache.lab.formats import Tokenizer
 from radix_cache.lab.likeness import Likeness
-from radix_cache.lab.playing import load
+from radix_cache.lab.playing import file_of, load
 from radix_cache.lab.requests import Request, TracePath, in_time_order
 from radix_cache.lab.resample import resample
 from radix_cache.lab.synth import Profile, synthesize
@@ -60,18 +62,30 @@ class TraceSource:
         if self.is_generated:
             requests = make_requests(read_profile(self.path), self.seed)
         elif self.reader is not None:
-            requests = _checked(self.reader, load(self.reader)(self.path))
+            requests = _read_with(self.reader, load(self.reader), self.path)
         else:
-            tokenize = load(self.tokenizer) if self.tokenizer else None
+            tokenize = _telling(self.tokenizer, load(self.tokenizer)) if self.tokenizer else None
             requests = read_trace(self.path, self.tokens_per_block, tokenize)
         return in_time_order(requests) if self.is_sorted else requests
 
 
-def _checked(reader: str, found: Iterable[Request]) -> Iterator[Request]:
+def _read_with(name: str, reader: Callable[[str], Iterable[Request]], path: str) -> Iterator[Request]:
     """Yield what somebody's function reads, if it is requests."""
-    if not isinstance(found, Iterable):
-        raise InvalidArgument(f"reader {reader!r} returns a {type(found).__name__}, not requests")
-    for number, request in enumerate(found, start=1):
-        if not isinstance(request, Request):
-            raise InvalidArgument(f"reader {reader!r} yields a {type(request).__name__} as number {number}, no Request")
-        yield request
+    with telling(f"reader {name!r}", file_of(name)):
+        found = reader(path)
+        if not isinstance(found, Iterable):
+            raise InvalidArgument(f"reader {name!r} returns a {type(found).__name__}, not requests")
+        for number, request in enumerate(found, start=1):
+            if not isinstance(request, Request):
+                raise InvalidArgument(
+                    f"reader {name!r} yields a {type(request).__name__} as number {number}, no Request"
+                )
+            yield request
+
+
+def _telling(name: str, tokenize: Tokenizer) -> Tokenizer:
+    def tokenize_and_tell(text: str) -> Sequence[int]:
+        with telling(f"tokenizer {name!r}", file_of(name)):
+            return tokenize(text)
+
+    return tokenize_and_tell

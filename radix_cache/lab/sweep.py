@@ -4,20 +4,23 @@ A job is one replay; its row has whatever does not depend on the machine, so a s
 however it is run. (How long replays take is what `radix_cache.lab.replay` says.) Rows that are done are kept in
 ``OUT.partial``, one line each as they come; when all are there, ``OUT`` is written in the order of the jobs and the
 partial file goes. A sweep that was killed finds its partial file and plays what is missing. A job is known again by all
-that decides its row: the trace file's name and size, how it is read, the policy (with the content of its file, if it is
-a user's), and the sizes.
+that decides its row: the trace file's name, size and time (the content of a profile, where a knob may change and the
+size may not), how it is read, the policy (with the content of its file, if it is a user's), and the sizes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeAlias
 from zlib import crc32
@@ -47,11 +50,8 @@ class Job:
     @property
     def key(self) -> str:
         """All that decides the row, as text."""
-        path = Path(self.trace.path)
-        size = path.stat().st_size if path.is_file() else None
-        return json.dumps(
-            [*asdict(self.trace).values(), size, self.policy, _content(self.policy), self.num_blocks, self.block_size]
-        )
+        own = [self.policy, _content(self.policy), self.num_blocks, self.block_size]
+        return json.dumps([*asdict(self.trace).values(), _version(self.trace), *own])
 
 
 Runner: TypeAlias = Callable[[Sequence[Job]], Iterable[tuple[Job, Row]]]
@@ -92,17 +92,22 @@ def sweep(
 
     out: a ``.jsonl``, ``.csv`` or ``.parquet`` file; None: none is written and nothing is kept of a sweep cut off.
     run: who plays, `run_in_processes` unless given. on_done: called with the number of rows there are.
-    Raises what playing raises; what was done until then is kept.
+    Raises what playing raises, and `InvalidArgument` for a trace without requests; what was done until then is kept.
     """
     if out is not None:
         check_suffix(out)
-    journal = _Journal(None if out is None else out.with_name(out.name + ".partial"))
+    journal = _Journal(None if out is None else partial_of(out))
     rows = journal.rows(jobs)
     on_done(len(rows))
-    for job, row in (run or run_in_processes)([job for job in jobs if job.key not in rows]):
-        rows[job.key] = row
-        journal.add(job.key, row)
-        on_done(len(rows))
+    played = (run or run_in_processes)([job for job in jobs if job.key not in rows])
+    try:
+        for job, row in played:
+            rows[job.key] = row
+            journal.add(job.key, row)
+            on_done(len(rows))
+    finally:
+        if isinstance(played, Generator):
+            played.close()  # an error would keep it, and its processes, for as long as it is looked at
     ordered = [rows[job.key] for job in jobs]
     if out is not None:
         write_rows(out, ordered)
@@ -110,25 +115,33 @@ def sweep(
     return ordered
 
 
+def partial_of(out: Path) -> Path:
+    """Return the file that keeps what is done of the sweep to ``out``."""
+    return out.with_name(out.name + ".partial")
+
+
 def run_in_processes(jobs: Sequence[Job], num_processes: int | None = None) -> Iterator[tuple[Job, Row]]:
     """Play ``jobs`` in processes of their own, as many as there are cores; yield each row when it is there.
 
     Jobs of one trace follow each other, since each process keeps the latest trace in memory. With one process, or one
-    job, they are played in this one.
+    job, they are played in this one. The processes end at once with the first error here, Ctrl-C included, and with
+    this process.
     """
     num_processes = check_count(num_processes or os.cpu_count() or 1, "num_processes", 1)
     if min(num_processes, len(jobs)) <= 1:
         yield from ((job, play(job)) for job in jobs)
         return
-    with ProcessPoolExecutor(
-        min(num_processes, len(jobs)), mp_context=get_context("spawn"), initializer=_end_with_parent
-    ) as pool:
-        futures = {pool.submit(play, job): job for job in jobs}
+    context = get_context("spawn")
+    end, life = context.Pipe(duplex=False)
+    with end, life, ProcessPoolExecutor(min(num_processes, len(jobs)), context, _end_with, (end,)) as pool:
         try:
+            with _interrupts_wait():
+                futures = {pool.submit(play, job): job for job in jobs}
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        except BaseException:
+            life.close()
+            raise
 
 
 def play(job: Job) -> Row:
@@ -146,6 +159,8 @@ class _Loaded:
 
     def __init__(self, source: TraceSource, block_size: int | None) -> None:
         self.requests: list[Request] = list(source.read())
+        if not self.requests:
+            raise InvalidArgument(f"{source.path}: there is no request in it")
         size = block_size or usual_block_size(next(iter(self.requests), None))
         self.blocks = BlockTrace.of(self.requests, size)
         self._plan: Plan | None = None
@@ -179,6 +194,17 @@ def _row(job: Job, trace: BlockTrace, result: ReplayResult) -> Row:
         **{prefix + name: value for prefix, hits in parts for name, value in hits.as_dict().items()},
         "num_evicted_blocks": result.num_evicted_blocks,
     }
+
+
+def _version(trace: TraceSource) -> list[int] | None:
+    """Return what is another number when the file is another; None where there is none."""
+    path = Path(trace.path)
+    if not path.is_file():
+        return None
+    if trace.is_generated:
+        return [crc32(path.read_bytes())]
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _content(policy: str) -> int | None:
@@ -223,13 +249,22 @@ def _line(entry: tuple[str, Row]) -> str:
     return json.dumps(entry) + "\n"
 
 
-def _end_with_parent() -> None:
-    """Let this process end when its parent is gone: a killed sweep leaves nobody behind."""
-    parent = parent_process()
-    assert parent is not None
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let processes start that Ctrl-C does not reach: a terminal sends it to all, and one is enough."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with(life: Connection) -> None:
+    """Let this process end when the other end of ``life`` is closed, be it that its holder is gone."""
 
     def watch() -> None:
-        parent.join()
+        with suppress(EOFError):
+            life.recv()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

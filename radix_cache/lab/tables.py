@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from radix_cache.errors import InvalidArgument
+from radix_cache.errors import InvalidArgument, RadixCacheError
 from radix_cache.lab.requests import TraceError
 
 __all__ = ["Row", "check_suffix", "read_rows", "write_atomically", "write_rows"]
@@ -57,6 +57,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a file that `write_rows` wrote. Raises `InvalidArgument` that names what is wrong."""
     check_suffix(path)
+    try:
+        return _rows(path)
+    except RadixCacheError:
+        raise
+    except (ValueError, TypeError, csv.Error) as error:  # pyarrow's are the first, too
+        raise InvalidArgument(f"{path} is no {path.suffix} file: {error}") from error
+
+
+def _rows(path: Path) -> list[Row]:
     if path.suffix == ".parquet":
         from pyarrow import parquet  # noqa: PLC0415 - only who reads Parquet needs it
 

@@ -24,7 +24,7 @@ from radix_cache.cache import PrefixCache
 from radix_cache.errors import InvalidArgument, PoolExhausted
 from radix_cache.lab.hits import ReplayResult, Tally
 from radix_cache.lab.info import Spread
-from radix_cache.lab.playing import new_cache, peek
+from radix_cache.lab.playing import new_cache, peek, telling_of
 from radix_cache.lab.replay import TraceClock, in_blocks
 from radix_cache.lab.requests import Request
 from radix_cache.leases import Lease
@@ -63,7 +63,8 @@ class TimedResult:
     """What a replay in time came to.
 
     replay: hits in the order of admission, as `radix_cache.lab.replay` counts them. num_refused: larger than the pool.
-    num_waited: not admitted on arrival. wait_s: of all admitted. max_running, max_leased_blocks: the most at any time.
+    num_waited: not admitted on arrival. wait_s: of all admitted. max_running: the most at any time, as are
+    max_leased_blocks, which requests had for themselves, and max_held_blocks, of those and the ones they had locked.
     """
 
     replay: ReplayResult
@@ -72,6 +73,7 @@ class TimedResult:
     wait_s: Spread
     max_running: int
     max_leased_blocks: int
+    max_held_blocks: int
 
     def as_dict(self) -> dict[str, Any]:
         """Return all figures by name, ready for JSON."""
@@ -93,9 +95,10 @@ def replay_in_time(
     Raises `InvalidArgument`, also for a request that is earlier than the one before.
     """
     first, requests = peek(requests)
-    trace_clock = TraceClock()
+    trace_clock = TraceClock(first)
     cache = new_cache(first, policy, num_blocks, block_size, trace_clock)
-    return _Simulation(cache, trace_clock, engine or Engine(), clock).run(requests)
+    with telling_of(policy):
+        return _Simulation(cache, trace_clock, engine or Engine(), clock).run(requests)
 
 
 class _Running(NamedTuple):
@@ -129,16 +132,20 @@ class _Simulation:
     num_calls: int = 0
     max_running: int = 0
     max_leased_blocks: int = 0
+    max_held_blocks: int = 0
     seconds: float = 0.0
 
     def run(self, requests: Iterable[Request]) -> TimedResult:
         tally = Tally(self.cache.block_size)
-        for request in requests:
+        for number, request in enumerate(requests, 1):
             arrival_s = request.timestamp_ms / 1000
             while self.due and self.due[0].at_s <= arrival_s:
                 self._happen(tally)
             if arrival_s < self.trace_clock.now_s:
-                raise InvalidArgument(f"requests are sorted by time, and {arrival_s:g} s is too early: sort them first")
+                raise InvalidArgument(
+                    f"request {number} is of {arrival_s:g} s, and one before it of {self.trace_clock.now_s:g} s: "
+                    f"in time, requests have to be sorted (--sort)"
+                )
             self.trace_clock.advance_to(arrival_s)
             self.queue.append(request)
             self._admit(tally)
@@ -152,6 +159,7 @@ class _Simulation:
             Spread.of(self.waits_s),
             self.max_running,
             self.max_leased_blocks,
+            self.max_held_blocks,
         )
 
     def _happen(self, tally: Tally) -> None:
@@ -184,7 +192,9 @@ class _Simulation:
             return None
         self.num_running += 1
         self.max_running = max(self.max_running, self.num_running)
-        self.max_leased_blocks = max(self.max_leased_blocks, self.cache.stats().num_leased_blocks)
+        stats = self.cache.stats()
+        self.max_leased_blocks = max(self.max_leased_blocks, stats.num_leased_blocks)
+        self.max_held_blocks = max(self.max_held_blocks, stats.num_leased_blocks + stats.num_protected_blocks)
         now_s = self.trace_clock.now_s
         self.waits_s.append(now_s - request.timestamp_ms / 1000)
         per_id = request.tokens_per_id / (self.cache.block_size if request.tokens_per_id > 1 else 1)
