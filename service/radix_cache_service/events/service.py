@@ -9,6 +9,7 @@ from radix_cache_service.config import ServerConfig
 from radix_cache_service.events.pieces import Pieces
 from radix_cache_service.events.settings import replay_address_of
 from radix_cache_service.events.stream import EventStream
+from radix_cache_service.state.numbers import Numbers
 
 if TYPE_CHECKING:
     from radix_cache_service.events.sockets import EventSockets
@@ -33,7 +34,10 @@ class EventService:
             encode = EventEncoder(config.block_size, config.events_format, config.events_rank)
             pieces = Pieces(config.block_size)
         if config.events or encode is not None:
-            self.stream = EventStream(cache, config.max_queued_events, config.max_kept_events, encode, pieces)
+            numbers = Numbers(config.state_dir)
+            self.stream = EventStream(
+                cache, config.max_queued_events, config.max_kept_events, encode, pieces, numbers=numbers
+            )
 
     def start(self) -> None:
         """Open the ports and begin. Raises `OSError` for one that is taken."""

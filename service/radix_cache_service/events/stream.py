@@ -4,8 +4,8 @@ A thread of its own does all that costs anything: it makes events of the cache's
 keeps the latest. A call to the cache only leaves its changes in a queue, which never blocks it. The queue is bounded:
 when it is full, it is emptied, and what is published next is the whole tree. So nobody who reads on stays behind.
 
-What comes first after a start is the whole tree as well, and numbers start from the clock: whoever knew an earlier
-process of this server sees higher numbers, and what is there now.
+What comes first after a start is the whole tree as well, and numbers start from the clock, or higher where a state
+directory says so: whoever knew an earlier process of this server sees higher numbers, and what is there now.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from radix_cache import PrefixCache, settle_gc
 from radix_cache.events import AllBlocksCleared, BlockHashes, Change, Event
 from radix_cache_service.events.batches import EventBatch, KeptBatches, num_bytes_of
 from radix_cache_service.events.turns import Turns
+from radix_cache_service.state.numbers import Numbers
 
 __all__ = ["EventFigures", "EventStream"]
 
@@ -59,7 +60,7 @@ class EventStream:
 
     max_queued: calls whose changes may wait. num_kept: batches that can be asked for again. encode: makes a payload of
     a batch's events, once; where these are many, it gets what to call now and then. cut: divides what is much into
-    several batches; None: a call is one, whatever it changed. clock: seconds, for the heartbeats.
+    several batches; None: a call is one, whatever it changed. clock: seconds, for heartbeats. numbers: of the batches.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class EventStream:
         encode: Encode | None = None,
         cut: Cut | None = None,
         clock: Callable[[], float] = time.monotonic,
+        numbers: Numbers | None = None,
     ) -> None:
         self.epoch = os.urandom(8).hex()
-        self.last_seq = time.time_ns() // 1000
+        self._numbers = numbers or Numbers()
+        self.last_seq = self._numbers.start
         self._cache = cache
         said = cache.describe()
         self._hashes = BlockHashes(said.num_blocks, said.block_size)
@@ -232,7 +235,7 @@ class EventStream:
     def _made(self, events: list[Event], *, is_reset: bool = False) -> Iterator[EventBatch]:
         """Yield the next batches, numbered and kept: of those that are kept none is missing."""
         for at, piece in enumerate(self._cut(events)):
-            batch = self._batch(self.last_seq + 1, piece, is_reset and at == 0)
+            batch = self._batch(self._numbers.after(self.last_seq), piece, is_reset and at == 0)
             self.last_seq = batch.seq
             self._num_batches += 1
             self._newest_snapshot = None

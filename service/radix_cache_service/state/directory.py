@@ -5,6 +5,7 @@
     state.json            the manifest: whose state this is, and which files make it up
     snapshot-00000007.db  all there was before the first record of segment 7
     journal-00000007.log  what happened since
+    events.seq            a number above those of all events so far (`radix_cache_service.state.numbers`)
 
 The manifest is replaced as a whole, by a rename, and it alone says what counts: a file that it does not need is left
 over from something that did not end, and is removed. Only the server writes it. It is there before the first segment,
@@ -118,17 +119,12 @@ class StateDir:
 
     def write(self, manifest: Manifest) -> None:
         """Replace the manifest, and remove the files that are not needed any more. Raises `StateError`."""
-        draft = self.path / "state.json.tmp"
+        path, said = self.path / "state.json", asdict(manifest)
         try:
-            with open(draft, "w", encoding="utf-8", opener=_private) as file:
-                said = asdict(manifest)
-                json.dump({"format": _FORMAT, **said, "check": _check(said)}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.rename(self.path / "state.json")
+            replace_file(path, json.dumps({"format": _FORMAT, **said, "check": _check(said)}, indent=1))
             self._remove_others(manifest)
         except OSError as error:
-            raise StateError(f"{draft} cannot be written: {error.strerror}") from error
+            raise StateError(f"{path} cannot be written: {error.strerror}") from error
 
     def _remove_others(self, manifest: Manifest) -> None:
         for path in self.path.glob("snapshot-*"):
@@ -180,6 +176,16 @@ def _locked(path: Path, patience_s: float) -> int:
                 os.close(file)
                 raise
             time.sleep(0.05)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file, such that there is either the old one or the new one. Raises `OSError`."""
+    draft = path.with_name(f"{path.name}.tmp")
+    with open(draft, "w", encoding="utf-8", opener=_private) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
 
 
 def _private(path: str, flags: int) -> int:
