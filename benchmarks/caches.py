@@ -73,7 +73,8 @@ class OurCache:
         return self.cache.match_prefix(key, num_tokens=len(key) // 4), key
 
     def publish(self, opened: tuple[Lease, bytes]) -> None:
-        self.cache.insert(*opened)
+        lease, tokens = opened
+        self.cache.insert(lease, tokens)
 
     def close(self, opened: tuple[Lease, bytes]) -> None:
         self.cache.release(opened[0])

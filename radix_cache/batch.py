@@ -11,7 +11,8 @@ the lease it would have opened.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -207,6 +208,15 @@ class Recorder:
         """The batch as a whole came to nothing."""
         self._resolve(Outcome(error=error) for _ in self._recorded)
 
+    @contextmanager
+    def _sent(self) -> Iterator[None]:
+        """Around what sends the batch: an error of that is the error of every verb."""
+        try:
+            yield
+        except RadixCacheError as failure:
+            self._fail(failure)
+            raise
+
 
 class Block(Recorder):
     """A recorder whose ``with`` block sends what was recorded when it ends; left by an exception, it sends nothing."""
@@ -218,16 +228,12 @@ class Block(Recorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_left(error):
-            return
-        try:
-            self._send()
-        except RadixCacheError as failure:
-            self._fail(failure)
-            raise
+        if not self._is_left(error):
+            with self._sent():
+                self._send()
 
     def _send(self) -> None:
-        """Send what was recorded; an error is that of every verb."""
+        """Send what was recorded."""
         raise NotImplementedError
 
 

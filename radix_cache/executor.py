@@ -246,7 +246,7 @@ class Executor:
     def _extends(self, lease: Lease, tokens: bytes) -> bool:
         """Tell whether a lease holds more than ``tokens``, from position 0."""
         node = lease._node
-        return node is not None and node.end > len(tokens) and agrees(node, 0, tokens, len(tokens))
+        return node is not None and node.end > len(tokens) and agrees(node, 0, tokens)
 
     def totals(self) -> dict[str, int]:
         """Return the running totals by name, those that others keep included."""

@@ -167,8 +167,18 @@ class PrefixIndex:
         assert self._visit is not None
         self._visit(node, num_tokens, is_insert, counted, hints)
 
-    def hold(self, node: Node, is_insert: bool = False, counted: Node | None = None, hints: Hints = NO_HINTS) -> None:
-        """`touch` the path through ``node`` and `lock` it, in one climb. O(depth)."""
+    def hold(
+        self,
+        node: Node,
+        is_insert: bool = False,
+        counted: Node | None = None,
+        hints: Hints = NO_HINTS,
+        held: Node | None = None,
+    ) -> None:
+        """`touch` the path through ``node`` and `lock` it, in one climb. O(depth).
+
+        ``held``: the node above at which the lock ended so far, from where it moves on.
+        """
         self.now = now = self.now + 1
         above = node
         while not above.num_locks and (parent := above.parent) is not None:
@@ -176,6 +186,8 @@ class PrefixIndex:
             above.last_access = now
             above = parent
         above.num_locks += 1  # the root, or the first that is locked already
+        if held is not None:
+            held.num_locks -= 1  # it has a locked child now
         if above is not node:
             self._protect(node, (node.end - above.end) // self.block_bytes)
         above.last_access = now
@@ -275,10 +287,10 @@ class PrefixIndex:
             self.nearest.forget(upper)
         self.num_nodes -= 1
 
-    def graft(self, node: Node, num_own_locks: int, tokens: bytes, block_ids: bytes) -> Node:
+    def graft(self, node: Node, held: Node | None, tokens: bytes, block_ids: bytes) -> Node:
         """Add ``tokens`` (whole blocks that no child of ``node`` begins with) below ``node``; return where they end.
 
-        A leaf in which nobody but the caller ends (``num_own_locks`` times) grows in place: it is then touched and
+        A leaf in which nobody but the caller ends (``held``: where it does) grows in place: it is then touched and
         locked as one with what is added, and a request that publishes block by block makes one node, not a chain.
         """
         children = node.children
@@ -289,14 +301,14 @@ class PrefixIndex:
         self._cache(root, num_blocks)
         if (
             children is None
-            and node.num_locks == num_own_locks
+            and node.num_locks == (node is held)
             and 0 < len(node.tokens) < _MAX_EXTENDED_BYTES
             and self.policy.merges_touched
         ):
             node.tokens += tokens
             node.block_ids += block_ids
             node.end += len(tokens)
-            if num_own_locks:
+            if node is held:
                 self._protect(node, num_blocks)
             return node
         child = Node(node, tokens, block_ids)

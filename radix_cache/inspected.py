@@ -90,7 +90,7 @@ class Inspected:
 
     def is_opened_with(self, lease: Lease, tokens: bytes) -> bool:
         """Tell whether an open lease's published tokens begin with ``tokens``, whole blocks. O(tokens), a memcmp."""
-        return not tokens or (lease._node is not None and agrees(lease._node, 0, tokens, len(tokens)))
+        return not tokens or (lease._node is not None and agrees(lease._node, 0, tokens))
 
     def has_namespace(self, namespace: Iterable[str]) -> bool:
         """Tell whether anything is cached or leased in exactly this namespace. O(1)."""

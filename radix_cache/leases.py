@@ -128,9 +128,7 @@ class Lease:
         known = self._table
         if known is None or known[0] != self._version:
             version = self._version  # read before what it stands for: a change by another thread meanwhile shows later
-            table = array("i", self._published_ids())
-            table.extend(self._private)
-            self._table = known = version, table
+            self._table = known = version, array("i", self._packed_table())
         return known[1][:]
 
     @property
@@ -161,6 +159,10 @@ class Lease:
     def _published_ids(self) -> bytes:
         """The published part of the table, packed."""
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    def _packed_table(self) -> bytes:
+        """The block table, packed."""
+        return self._published_ids() + self._private.tobytes()
 
     def _check_return(self, block_ids: array[int]) -> int:
         """Return how many blocks ``block_ids`` would trim off the table; the others are redundant ones.

@@ -66,11 +66,13 @@ class Node:
         self.parent = parent
         self.tokens = tokens
         self.block_ids = block_ids
-        self.root: Root | None = None
-        self.end = len(tokens)
-        if parent is not None:
+        self.root: Root | None
+        if parent is None:
+            self.root = None
+            self.end = len(tokens)
+        else:
             self.root = parent.root or parent  # type: ignore[assignment]
-            self.end += parent.end
+            self.end = parent.end + len(tokens)
         self.children: dict[bytes, Node] | WideChildren | None = None
         self.recent: Node | None = None
         self.num_locks = 0

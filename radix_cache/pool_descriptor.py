@@ -159,7 +159,9 @@ class PoolDescriptor:
     def check_owner(self) -> None:
         """Raise `PoolGone` unless the owner lives, `InvalidArgument` if that can't be told."""
         if not self.is_owner_alive():
-            raise PoolGone(f"the owner of pool {self.pool_id} has ended: attach to the next one")
+            raise PoolGone(
+                f"the owner of pool {self.pool_id} has ended: its pool_descriptor is an old one, take the next"
+            )
 
     def is_owner_alive(self) -> bool:
         """Tell whether the owner still runs. Four system calls, nothing is changed or locked."""

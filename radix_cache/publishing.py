@@ -37,18 +37,17 @@ def insert(cache: Executor, operation: Insert, engine_id: str | None) -> InsertR
         raise InvalidArgument(
             f"offset is a multiple of {cache.block_size} up to the {published} tokens published, not {offset}"
         )
-    block_bytes = cache.index.block_bytes
-    stop = len(tokens) - len(tokens) % block_bytes
-    overlap, known = _overlap(lease, tokens, offset, block_bytes) if offset < published else (0, b"")
-    num_new = (stop - overlap) // block_bytes
+    num_blocks = len(tokens) // cache.index.block_bytes
+    known = _known(lease, tokens, offset, num_blocks) if offset < published else b""
+    num_new = num_blocks - len(known) // BLOCK_ID_BYTES
     if num_new > len(lease._private):
         raise InvalidBlocks(f"the tokens need {num_new} more blocks, the table has {len(lease._private)} private ones")
     if hints is not NO_HINTS:
         lease._hints = hints
     if num_new:
-        num_cached_tokens, canonical, redundant = _publish(cache, lease, tokens, overlap, stop)
+        num_cached_tokens, canonical, redundant = _publish(cache, lease, tokens, num_blocks, num_new)
     else:
-        num_cached_tokens, canonical, redundant = offset + stop // TOKEN_BYTES, b"", array("i")
+        num_cached_tokens, canonical, redundant = offset + num_blocks * cache.block_size, b"", array("i")
         _touch_to(cache, lease, num_cached_tokens)
     if tokens and lease._num_queried_tokens is not None:
         _count_request(cache, lease)
@@ -58,31 +57,34 @@ def insert(cache: Executor, operation: Insert, engine_id: str | None) -> InsertR
     return result
 
 
-def _overlap(lease: Lease, tokens: bytes, offset: int, block_bytes: int) -> tuple[int, bytes]:
-    """Return how many bytes of ``tokens`` are whole blocks that the lease has published, and the ids of these.
+def _known(lease: Lease, tokens: bytes, offset: int, num_blocks: int) -> bytes:
+    """Return the ids of those of the ``num_blocks`` blocks that the lease has published already.
 
-    Raises `InvalidTokens` where they contradict what is published at ``offset``.
+    Raises `InvalidTokens` where the tokens contradict what is published at ``offset``.
     """
     node, start = lease._node, offset * TOKEN_BYTES
     assert node is not None
-    overlap = min(node.end - start, len(tokens))
-    if not agrees(node, start, tokens, overlap):
+    if not agrees(node, start, tokens):
         published, _ = path_slice(node, start, node.end)
-        wrong = next(at for at in range(overlap) if published[at] != tokens[at]) // TOKEN_BYTES
+        pairs = zip(published, tokens, strict=False)
+        wrong = next(at for at, (one, other) in enumerate(pairs) if one != other) // TOKEN_BYTES
         raise InvalidTokens(
             f"the tokens contradict what lease {lease.lease_id!r} has published at position {offset + wrong}", wrong
         )
-    overlap -= overlap % block_bytes
-    first = start // block_bytes * BLOCK_ID_BYTES
-    return overlap, lease._published_ids()[first : first + overlap // block_bytes * BLOCK_ID_BYTES]
+    first = offset // lease.block_size
+    return lease._published_ids()[first * BLOCK_ID_BYTES : (first + num_blocks) * BLOCK_ID_BYTES]
 
 
-def _publish(cache: Executor, lease: Lease, tokens: bytes, start: int, stop: int) -> tuple[int, bytes, array[int]]:
-    """Take bytes [start, stop) of ``tokens`` into the tree, behind what the lease has published.
+def _publish(
+    cache: Executor, lease: Lease, tokens: bytes, num_blocks: int, num_new: int
+) -> tuple[int, bytes, array[int]]:
+    """Take the last ``num_new`` of the ``num_blocks`` blocks of ``tokens`` into the tree, behind what is published.
 
     Returns how many tokens from position 0 were cached before, the canonical ids, and the redundant ones.
     """
     index, held = cache.index, lease._node
+    stop = num_blocks * index.block_bytes
+    start = stop - num_new * index.block_bytes
     parts: list[bytes] = []
     node, at, child, covered = index.walk(held or lease._root, tokens, start, stop, parts)
     if child is not None:
@@ -92,20 +94,17 @@ def _publish(cache: Executor, lease: Lease, tokens: bytes, start: int, stop: int
     num_redundant = len(canonical) // BLOCK_ID_BYTES
     redundant = lease._private[:num_redundant]
     if at < stop:
-        num_given = (stop - start) // index.block_bytes
-        adopted = lease._private[num_redundant:num_given].tobytes()
-        node = index.graft(node, 1 if node is held else 0, tokens[at:stop], adopted)
+        adopted = lease._private[num_redundant:num_new].tobytes()
+        node = index.graft(node, held, tokens[at:stop], adopted)
         canonical += adopted
-        cache.allocator.lease(lease._root, num_redundant - num_given)
-        cache.counters.num_inserted_blocks += num_given - num_redundant
+        cache.allocator.lease(lease._root, num_redundant - num_new)
+        cache.counters.num_inserted_blocks += num_new - num_redundant
     counted = None if lease._num_queried_tokens is not None else held
-    matched = lease.num_published_tokens + (at - start) // TOKEN_BYTES
+    matched = lease.num_published_tokens + num_redundant * cache.block_size
     if node is held:
         index.touch(node, True, counted, lease._hints)
     else:
-        index.hold(node, True, counted, lease._hints)
-        if held is not None:
-            index.unlock(held)
+        index.hold(node, True, counted, lease._hints, held)
         lease._node = node
     if lease._partial is not None:
         cache.let_go_of_partial(lease)

@@ -14,12 +14,13 @@ from radix_cache.tokens import TOKEN_BYTES
 __all__ = ["agrees", "last_id", "nodes_below", "num_unlocked_bytes", "path_slice", "tree_rows"]
 
 
-def agrees(node: Node, start: int, tokens: bytes, length: int) -> bool:
-    """Tell whether the path through ``node`` has the first ``length`` bytes of ``tokens`` at byte ``start``.
+def agrees(node: Node, start: int, tokens: bytes) -> bool:
+    """Tell whether the path through ``node`` has ``tokens`` at byte ``start``, as far as both of them go.
 
     ``start`` is a whole block. A memcmp for each node that is read.
     """
     above: Node | None = node
+    length = len(tokens)
     while above is not None and (end := above.end - start) > 0:
         span = above.tokens
         begin = end - len(span)  # from here on counted in ``tokens``

@@ -170,7 +170,7 @@ class RadixTree:
             node = index.cut(child, covered)
         if node is not None and at + covered < limit:
             adopted = ids[len(canonical) :]
-            node = index.graft(node, 0, data[at + covered : limit], adopted.tobytes())
+            node = index.graft(node, None, data[at + covered : limit], adopted.tobytes())
             self._own(adopted)
             canonical.extend(adopted)
         if node is not None and limit:

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from radix_cache import Lease, operations
 from radix_cache.errors import InvalidArgument, InvalidTokens, RadixCacheError
 from radix_cache.hints import Hints, check_hints
-from radix_cache.operations import InsertResult, Invalid, MatchPrefix, Operation, Outcome, check_seconds
+from radix_cache.operations import InsertResult, Invalid, MatchPrefix, Namespace, Operation, Outcome, check_seconds
 from radix_cache.stats import LeaseInfo, NamespaceStats, Stats, TreeNode
 from radix_cache.tokens import TOKEN_BYTES
 from radix_cache_service.errors import to_status
@@ -72,9 +72,13 @@ def _optional(request: Any, name: str) -> Any:
     return getattr(request, name) if request.HasField(name) else None
 
 
+def _namespace(request: Any) -> Namespace:
+    return tuple(request.namespace[:])  # a slice is a list made at once; the field itself is asked for each item
+
+
 def _tokens(request: Any, limits: Limits) -> bytes:
     packed, listed = request.tokens, request.token_ids  # once: each look makes a copy
-    num_tokens = max(len(packed) // TOKEN_BYTES, len(listed))
+    num_tokens = len(packed) // TOKEN_BYTES or len(listed)
     if num_tokens > limits.max_tokens:
         raise InvalidTokens(f"a prompt has at most {limits.max_tokens} tokens here, not {num_tokens}")
     return read_tokens(packed, listed)
@@ -84,7 +88,7 @@ def _match_prefix(request: pb.MatchPrefixRequest, limits: Limits) -> Operation:
     has = request.HasField
     operation = operations.match_prefix(
         _tokens(request, limits),
-        tuple(request.namespace),
+        _namespace(request),
         request.max_tokens if has("max_tokens") else None,
         request.num_tokens if has("num_tokens") else None,
         request.num_blocks if has("num_blocks") else None,
@@ -138,7 +142,7 @@ def _renew(request: pb.RenewRequest, limits: Limits) -> Operation:
 
 
 def _probe(request: pb.ProbeRequest, limits: Limits) -> Operation:
-    return operations.probe(_tokens(request, limits), tuple(request.namespace))
+    return operations.probe(_tokens(request, limits), _namespace(request))
 
 
 def _evict(request: pb.EvictRequest, limits: Limits) -> Operation:
@@ -146,7 +150,7 @@ def _evict(request: pb.EvictRequest, limits: Limits) -> Operation:
 
 
 def _reset(request: pb.ResetRequest, limits: Limits) -> Operation:
-    return operations.reset(tuple(request.namespace), _tokens(request, limits))
+    return operations.reset(_namespace(request), _tokens(request, limits))
 
 
 _READERS: dict[type[Message], Callable[[Any, Limits], Operation]] = {
@@ -187,12 +191,14 @@ def read_batch(batch: pb.BatchRequest, limits: Limits) -> tuple[list[Any], list[
         raise InvalidArgument(f"a batch has at most {limits.max_operations} operations, not {len(batch.operations)}")
     requests: list[Any] = []
     asked: list[Operation] = []
+    num_bytes = 0
     for item in batch.operations:
         verb = item.WhichOneof("verb")
         request = getattr(item, verb) if verb else None
         requests.append(request)
-        asked.append(_read_item(request, limits))
-    num_bytes = _ANSWER_BYTES * len(asked) + _MOST_ID_BYTES * sum(_most_ids(operation, limits) for operation in asked)
+        operation = _read_item(request, limits)
+        asked.append(operation)
+        num_bytes += _ANSWER_BYTES + _MOST_ID_BYTES * _most_ids(operation, limits)
     if num_bytes > limits.max_message_bytes:
         raise InvalidArgument(
             f"the answer to this batch could have {num_bytes} bytes, at most {limits.max_message_bytes} are sent"
@@ -243,7 +249,7 @@ def _fill_match(message: Any, request: Any, lease: Lease) -> None:
     if _is_repeated(request):
         message.block_table_ids.extend(lease.block_table)
     else:
-        message.block_table = lease.block_table.tobytes()
+        message.block_table = lease._packed_table()
     if lease.partial_block_id is not None:
         message.partial_block_id = lease.partial_block_id
         message.num_partial_tokens = lease.num_partial_tokens

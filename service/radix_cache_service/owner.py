@@ -12,17 +12,11 @@ import logging
 from radix_cache.errors import InvalidArgument
 from radix_cache.pool_descriptor import PoolDescriptor, PoolGone
 
-__all__ = ["check_owner", "end_with_owner"]
+__all__ = ["end_with_owner"]
 
 _INTERVAL_S = 0.5
 
 _log = logging.getLogger(__name__)
-
-
-def check_owner(pool: PoolDescriptor) -> None:
-    """Raise `PoolGone` unless the owner lives, `InvalidArgument` if that can't be told."""
-    if not pool.is_owner_alive():
-        raise PoolGone(f"the owner of pool {pool.pool_id} has ended: its pool_descriptor is an old one")
 
 
 async def end_with_owner(pool: PoolDescriptor, ended: asyncio.Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from typing import Any
@@ -18,7 +19,7 @@ from radix_cache_service.config import ServerConfig
 from radix_cache_service.events.settings import replay_address_of
 from radix_cache_service.health import Health
 from radix_cache_service.intake import Registry
-from radix_cache_service.owner import check_owner, end_with_owner
+from radix_cache_service.owner import end_with_owner
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.pb import prefix_cache_pb2_grpc as pb_grpc
 from radix_cache_service.recording import open_recording
@@ -32,6 +33,8 @@ __all__ = ["SERVICE_NAME", "BindError", "Server", "serve"]
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PrefixCacheService"].full_name
 
 _log = logging.getLogger(__name__)
+
+_NUM_YOUNG = 5000  # objects that wake the collector, seven times its own number: most are gone by then by themselves
 
 
 class Server:
@@ -124,6 +127,7 @@ def serve(config: ServerConfig) -> None:
     `RecordError`.
     """
     set_up_logging(config.log_format, config.log_level)
+    gc.set_threshold(_NUM_YOUNG)
     asyncio.run(_serve(config))
 
 
@@ -135,7 +139,7 @@ async def _serve(config: ServerConfig) -> None:
         loop.add_signal_handler(name, ended.set)
     loop.set_exception_handler(log_loop_error)
     if config.pool is not None:
-        check_owner(config.pool)
+        config.pool.check_owner()
     await server.start()
     if server.metrics_address is not None:
         print(f"metrics on {server.metrics_address}", flush=True)  # noqa: T201 - see below

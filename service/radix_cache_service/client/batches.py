@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Any
 
 from radix_cache.batch import Block, Pending, Recorder, lease_in
-from radix_cache.errors import RadixCacheError
 from radix_cache.leases import Lease
 from radix_cache.operations import Operation, Outcome
 
@@ -78,11 +77,6 @@ class AsyncBatch(RemoteRecorder):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_left(error):
-            return
-        try:
-            outcomes = await self._run(self._operations, self._given)
-        except RadixCacheError as failure:
-            self._fail(failure)
-            raise
-        self._resolve(outcomes)
+        if not self._is_left(error):
+            with self._sent():
+                self._resolve(await self._run(self._operations, self._given))
