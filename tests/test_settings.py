@@ -164,6 +164,11 @@ def test_a_server_takes_all_three(tmp_path: Path) -> None:
         ({"RADIX_CACHE_NUM_BLOCKS": "many"}, "RADIX_CACHE_NUM_BLOCKS: 'many' is not a valid integer"),
         ({"RADIX_CACHE_NUM_BLOCKS": "0"}, r"num_blocks is at least 1 .*, not 0 \(RADIX_CACHE_NUM_BLOCKS\)"),
         ({"RADIX_CACHE_LISTEN": "127.0.0.1:1,,"}, r"listen: '' is neither .* \(RADIX_CACHE_LISTEN\)"),
+        (
+            {"RADIX_CACHE_POLICY": "slru:protected_hits=-4"},
+            r"policy 'slru:protected_hits=-4': protected_hits is .*, not -4 \(RADIX_CACHE_POLICY\)",
+        ),
+        ({"RADIX_CACHE_POOL_DESCRIPTOR": "/x"}, r"'/x': No such file or directory \(RADIX_CACHE_POOL_DESCRIPTOR\)"),
         ({"RADIX_CACHE_UDS_MODE": "rwx"}, "RADIX_CACHE_UDS_MODE: 'rwx' is not an octal number such as 660"),
         ({"RADIX_CACHE_CONFIG": "/no/such.toml"}, "configuration file /no/such.toml: No such file"),
     ],

@@ -81,7 +81,7 @@ def make_policy(policy: str | EvictionPolicy) -> EvictionPolicy:
     make, parameters = _find(policy)
     try:
         made = make(**parameters)
-    except TypeError as error:
+    except (TypeError, InvalidArgument) as error:
         raise InvalidArgument(f"policy {policy!r}: {error}") from error
     if not isinstance(made, EvictionPolicy):
         raise InvalidArgument(f"policy {policy!r} makes a {type(made).__name__}, which is no EvictionPolicy")

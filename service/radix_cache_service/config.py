@@ -185,7 +185,10 @@ class ServerConfig(Secured):
             check_name(self.pool_epoch, "pool_epoch")
         if self.pool_descriptor is None:
             return
-        pool = PoolDescriptor.read(self.pool_descriptor)
+        try:
+            pool = PoolDescriptor.read(self.pool_descriptor)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"pool_descriptor: {error}") from error
         for name, here in (("num_blocks", pool.num_blocks), ("block_size", pool.layout.block_size)):
             if getattr(self, name) != here:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}, and the pool_descriptor's pool has {here}")
