@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A shell that runs us in the background has us ignore Ctrl-C, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,12 +19,28 @@ from helpers import Clock  # noqa: E402 - its asserts are rewritten only if it c
 from routes import ROUTES, Caller, Route  # noqa: E402
 from security_help import ALICE, BOB, ROOT, Tenant, give_back_all, tenant_of  # noqa: E402
 
+from radix_cache_service import Client, Router  # noqa: E402
+
 # The default keeps the whole suite at a few minutes on two cores; "long" is what `make fuzz` runs for about ten.
+# How long an example takes to draw says how busy the machine is.
 settings.register_profile(
-    "default", max_examples=100, stateful_step_count=50, deadline=None, print_blob=True, report_multiple_bugs=False
+    "default",
+    max_examples=100,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    report_multiple_bugs=False,
 )
 settings.register_profile("long", parent=settings.get_profile("default"), max_examples=700, stateful_step_count=80)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> None:
+    """Clients wait for longer than the 5 s of their default, unless a test says how long: a machine may stand still."""
+    for make in (Client.__init__, Router.__init__):
+        make.__defaults__ = tuple(60.0 if value == 5.0 else value for value in make.__defaults__ or ())
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from urllib.error import HTTPError
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,14 +11,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 def read_text(address: str | None) -> str:
     """Return what a scrape of the address brings."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         return answer.read().decode()
 
 
 def read_metrics(address: str | None) -> dict[str, Metric]:
-    """Return the metrics of a scrape by name."""
-    return {metric.name: metric for metric in text_string_to_metric_families(read_text(address))}
+    """Return the metrics of a scrape by name; of another one, where a machine that stood still let the first fail."""
+    try:
+        text = read_text(address)
+    except HTTPError as failed:
+        failed.close()
+        text = read_text(address)
+    return {metric.name: metric for metric in text_string_to_metric_families(text)}
 
 
 def samples(address: str | None) -> dict[tuple[str, ...], float]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import queue
+import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,24 @@ def reason_in(status: Status) -> tuple[str, dict[str, str]]:
     assert [detail.Unpack(info) for detail in status.details] == [True]
     assert info.domain == "radixcache.v1"
     return info.reason, dict(info.metadata)
+
+
+def own_addresses(number: int) -> list[str]:
+    """Return addresses that are free, and that nobody gets who does not ask for them by number: one who listens there
+    can end, and come back.
+    """
+    addresses: set[str] = set()
+    while len(addresses) < number:
+        port = random.randrange(20_000, 30_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            addresses.add(f"127.0.0.1:{port}")
+    return sorted(addresses)
+
+
+def own_address() -> str:
+    """Return one of them."""
+    (address,) = own_addresses(1)
+    return address
 
 
 def pack(*tokens: int) -> bytes:

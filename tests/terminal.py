@@ -52,7 +52,7 @@ class Terminal:
         """Type."""
         os.write(self._ours, keys)
 
-    def wait_until(self, holds: Callable[[], bool], seconds: float = 20) -> None:
+    def wait_until(self, holds: Callable[[], bool], seconds: float = 60) -> None:
         """Read on until it holds."""
         ends = time.monotonic() + seconds
         while not holds():
@@ -69,7 +69,7 @@ class Terminal:
         self.raw += read.decode(errors="replace")
         return bool(read)
 
-    def finish(self, seconds: float = 20) -> int:
+    def finish(self, seconds: float = 60) -> int:
         """Read to the end; return the exit status."""
         ends = time.monotonic() + seconds
         while time.monotonic() < ends and select.select([self._ours], [], [], seconds)[0] and self._read():

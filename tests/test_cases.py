@@ -271,7 +271,7 @@ def test_kv39() -> None:
     assert counters(cache.stats()).leased == 1
     dropping = threading.Thread(target=cache.reset, args=(("ns",),), daemon=True)
     dropping.start()
-    dropping.join(timeout=10)
+    dropping.join(timeout=60)
     assert not dropping.is_alive(), "dropping a namespace waits for its lease"
     cache.release(lease)
     assert counters(cache.stats()).free == 3

@@ -265,7 +265,7 @@ class TestStats:
         assert row(shown, "protected") == ["3", "0.30 %"]
         assert row(shown, "leases now") == ["1"]
         assert int(row(shown, "MatchPrefix")[0]) >= 1
-        assert "µs" in shown
+        assert re.search(r"\d (µs|ms|s)\b", shown)
 
     def test_json(self, server: str) -> None:
         printed("stats", server)
@@ -295,7 +295,7 @@ class TestStats:
         with radix_cache("stats", server, "--watch", "--interval", "0.1") as process:
             process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=20)
+            _, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (0, "")
 
 

@@ -41,7 +41,7 @@ def running_server(*options: str) -> Iterator[str]:
             yield address_of(process)
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=60)
 
 
 def address_of(process: subprocess.Popen[str]) -> str:
@@ -87,7 +87,7 @@ def test_serves_on_all_addresses_and_ends_on_sigterm(tmp_path: Path) -> None:
                 assert (said.lease_ttl_s, said.growth_share, said.policy) == (7.0, 0.0, "lru")
         assert stat.S_IMODE((tmp_path / "cache.sock").stat().st_mode) == 0o600
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
     assert not (tmp_path / "cache.sock").exists()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from client_help import Proxy, assert_all_returned, new_engine
+from client_help import Proxy, assert_all_returned, new_engine, wait_in_vain
 from service_process import ServerProcess
 
 from radix_cache.errors import (
@@ -24,6 +24,7 @@ from radix_cache.errors import (
 from radix_cache_service import Client, LayoutMismatch
 
 TTL_S = 60
+DEFAULT_TIMEOUT_S = Client("127.0.0.1:1").timeout_s  # which `conftest.patience` makes longer when the tests begin
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_a_server_that_never_answers_costs_the_timeout() -> None:
         with pytest.raises(DeadlineExceeded):
             client.match_prefix([1])
         assert time.monotonic() - began > 0.2
-    assert Client("127.0.0.1:1").timeout_s == 5
+    assert DEFAULT_TIMEOUT_S == 5
 
 
 def address_of(listener: socket.socket) -> str:
@@ -120,12 +121,9 @@ def test_waiting_for_blocks(client: Client, server: ServerProcess) -> None:
             verb()
     for verb in (
         lambda: client.match_prefix([2], num_blocks=9, wait_s=2.5),
-        lambda: client.allocate(lease, num_blocks=9, wait_s=2.5),
+        lambda: client.allocate(client.match_prefix([3]), num_blocks=9, wait_s=2.5),
     ):
-        began = time.monotonic()
-        with pytest.raises(PoolExhausted):
-            verb()
-        assert time.monotonic() - began > 1
+        assert wait_in_vain(verb) > 1
     client.release(lease)
     assert len(client.match_prefix([2], num_blocks=9, wait_s=60).block_table) == 9
 

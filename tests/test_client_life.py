@@ -1,4 +1,7 @@
-"""Heartbeats in real time, threads and processes that come and go."""
+"""Heartbeats, and threads and processes that come and go.
+
+What must not run out lives by a clock that the test moves: a machine that stands still for a while lets nothing expire.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from client_help import Proxy, assert_all_returned, new_engine, wait_until
+from client_help import Proxy, assert_all_returned, losing_answers, new_engine, wait_until
 from helpers import Clock
+from routes import FileClock
 from service_process import ServerProcess
 
 from radix_cache.errors import LeaseExpired, UnknownLease
 from radix_cache_service import AsyncClient, Client
 
 TTL_S = 0.8  # for leases that are to run out
-PATIENT_TTL_S = 6.0  # for those that are kept alive, on a busy machine too
+KEPT_TTL_S = 9.0  # for those that are kept alive, by the clock of the test
 
 
 @pytest.fixture(scope="module")
@@ -31,38 +35,55 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def patient() -> Iterator[ServerProcess]:
-    """A server whose leases run out not quite so soon."""
-    with ServerProcess(num_blocks=64, block_size=2, lease_ttl_s=PATIENT_TTL_S) as process:
+def clock(tmp_path_factory: pytest.TempPathFactory) -> FileClock:
+    """The clock of the other server."""
+    return FileClock(tmp_path_factory.mktemp("time") / "clock")
+
+
+@pytest.fixture(scope="module")
+def patient(clock: FileClock) -> Iterator[ServerProcess]:
+    """A server whose leases run out when the test lets time pass."""
+    with ServerProcess(num_blocks=64, block_size=2, lease_ttl_s=KEPT_TTL_S, test_clock=clock.path) as process:
         yield process
 
 
-def hearts() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "radix-cache heartbeat"]
+def hearts() -> set[threading.Thread]:
+    """Of all clients that there are; a client of another file may have been left to the collector."""
+    return {thread for thread in threading.enumerate() if thread.name == "radix-cache heartbeat"}
 
 
 # Heartbeats.
 
 
-def test_a_heartbeat_keeps_leases_alive_while_no_call_comes(patient: ServerProcess) -> None:
+def test_a_heartbeat_keeps_leases_alive_while_no_call_comes(patient: ServerProcess, clock: FileClock) -> None:
     with Client(patient.address, engine_id=new_engine()) as client, Client(patient.address) as silent:
-        wait_until(lambda: not hearts())
+        client._books.clock = silent._books.clock = clock
+        others = hearts()
         kept = client.match_prefix([1], num_tokens=2)
         lost = silent.match_prefix([1], num_tokens=2)
-        assert len(hearts()) == 1, "a client without an engine has none"
+        assert len(hearts() - others) == 1, "a client without an engine has none"
         while not is_over(silent):
-            time.sleep(0.1)
+            let_a_beat_come(client, clock)
             assert not is_over(client)
         client.allocate(kept, num_tokens=4)
         with pytest.raises(LeaseExpired):
             silent.release(lost)
-    assert not hearts()
+    assert not hearts() - others
     assert_all_returned(patient.address)
 
 
-def is_over(client: Client | AsyncClient) -> bool:
+def is_over(client: Client) -> bool:
     assert client.valid_until is not None
-    return client.valid_until < time.monotonic()
+    return client.valid_until <= client._books.clock()
+
+
+def let_a_beat_come(client: Client, clock: FileClock) -> None:
+    """Let time pass until one is due, and wait until it is answered."""
+    before = client._books.heard_at
+    assert before is not None
+    clock.advance(KEPT_TTL_S / 3)
+    client._books.wake()
+    wait_until(lambda: (client._books.heard_at or 0.0) > before)
 
 
 def test_no_heartbeat_is_sent_while_calls_are(server: ServerProcess) -> None:
@@ -84,6 +105,14 @@ def test_no_heartbeat_is_sent_while_calls_are(server: ServerProcess) -> None:
         wait_until(lambda: num_beats() > before)
 
 
+def test_heartbeats_come_by_themselves(patient: ServerProcess) -> None:
+    with Client(patient.address, engine_id=new_engine(), heartbeat_interval_s=0.1) as client:
+        client.probe([1])
+        with Client(patient.address) as other:
+            before = other.stats().num_calls.get("Renew/OK", 0)
+            wait_until(lambda: other.stats().num_calls.get("Renew/OK", 0) >= before + 3)
+
+
 def test_the_interval_can_be_chosen(server: ServerProcess) -> None:
     with Client(server.address, engine_id=new_engine(), heartbeat_interval_s=100) as client:
         lease = client.match_prefix([1], num_tokens=2)
@@ -92,27 +121,27 @@ def test_the_interval_can_be_chosen(server: ServerProcess) -> None:
             client.allocate(lease, num_tokens=4)
 
 
-def test_beats_that_fail_are_repeated(patient: ServerProcess) -> None:
+def test_beats_that_fail_are_repeated(patient: ServerProcess, clock: FileClock) -> None:
     with Proxy(patient.address) as proxy, Client(proxy.address, engine_id=new_engine()) as client:
+        client._books.clock = clock
         lease = client.match_prefix([1], num_tokens=2)
-        ends = time.monotonic() + 1.3 * PATIENT_TTL_S
-        while time.monotonic() < ends:
+        for _ in range(4):
             proxy.cut()
-            time.sleep(PATIENT_TTL_S / 4)
-        wait_until(lambda: not is_over(client))
+            with losing_answers(client, is_served=False, times=3):
+                let_a_beat_come(client, clock)
+            assert not is_over(client)
         client.allocate(lease, num_tokens=4)
     assert_all_returned(patient.address)
 
 
-def test_one_engine_can_beat_for_another(patient: ServerProcess) -> None:
+def test_one_engine_can_beat_for_another(patient: ServerProcess, clock: FileClock) -> None:
     with (
         Client(patient.address) as client,
         Client(patient.address, engine_id="other", heartbeat_interval_s=99) as other,
     ):
         lease = other.match_prefix([1], num_tokens=2)
-        ends = time.monotonic() + 1.3 * PATIENT_TTL_S
-        while time.monotonic() < ends:
-            time.sleep(0.1)
+        for _ in range(4):
+            clock.advance(KEPT_TTL_S / 3)
             client.heartbeat("other")
         other.allocate(lease, num_tokens=4)
         with pytest.raises(ValueError, match="engine_id"):
@@ -120,22 +149,24 @@ def test_one_engine_can_beat_for_another(patient: ServerProcess) -> None:
 
 
 def test_a_client_that_is_forgotten_falls_silent(server: ServerProcess) -> None:
+    others = hearts()
     client = Client(server.address, engine_id=new_engine())
     lease_id = client.match_prefix([1], num_tokens=2).lease_id
-    wait_until(lambda: len(hearts()) == 1)
+    assert len(hearts() - others) == 1
     del client
     gc.collect()
-    wait_until(lambda: not hearts())
+    wait_until(lambda: not hearts() - others)
     with Client(server.address) as other:
         wait_until(lambda: other.stats().num_leases == 0)
         with pytest.raises(LeaseExpired):
             other.release(lease_id)
 
 
-def test_orphans_are_given_back_though_no_call_comes(server: ServerProcess) -> None:
-    with Client(server.address) as other, Client(server.address, engine_id=new_engine()) as client:
+def test_orphans_are_given_back_though_no_call_comes(patient: ServerProcess) -> None:
+    beating = Client(patient.address, engine_id=new_engine(), heartbeat_interval_s=0.2)
+    with Client(patient.address) as other, beating as client:
         client.probe([1])
-        with Client(server.address, engine_id=client.engine_id, heartbeat_interval_s=99) as lost:
+        with Client(patient.address, engine_id=client.engine_id, heartbeat_interval_s=99) as lost:
             lease = lost.match_prefix([1], num_tokens=2)
             lost.renew(lease, ttl_s=500)
         assert other.stats().num_leases == 1
@@ -144,14 +175,18 @@ def test_orphans_are_given_back_though_no_call_comes(server: ServerProcess) -> N
         wait_until(lambda: other.stats().num_leases == 0)
 
 
-def test_the_heart_of_an_async_client(patient: ServerProcess) -> None:
+def test_the_heart_of_an_async_client(patient: ServerProcess, clock: FileClock) -> None:
     async def run() -> None:
         async with AsyncClient(patient.address, engine_id=new_engine()) as client:
+            client._books.clock = clock
             lease = await client.match_prefix([1], num_tokens=2)
-            ends = time.monotonic() + 1.3 * PATIENT_TTL_S
-            while time.monotonic() < ends:
-                await asyncio.sleep(0.1)
-                assert not is_over(client)
+            for _ in range(4):
+                before = client._books.heard_at
+                clock.advance(KEPT_TTL_S / 3)
+                client._books.wake()
+                async with asyncio.timeout(60):
+                    while client._books.heard_at == before:  # noqa: ASYNC110 - nothing else tells
+                        await asyncio.sleep(0.01)
             await client.allocate(lease, num_tokens=4)
 
     asyncio.run(run())

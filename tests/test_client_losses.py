@@ -32,10 +32,15 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[Client]:
-    """A client with an engine of its own, whose clock is moved by hand; in the end nothing is left of it."""
+    """A client with an engine of its own, whose clock is moved by hand; in the end nothing is left of it.
+
+    Its heart has stopped: what is given back, and when, is up to the calls of the test.
+    """
     with Client(server.address, engine_id=new_engine()) as opened:
         opened._books.clock = Clock(1000.0)
-        opened.describe()
+        opened._prepare()
+        assert opened._heart is not None
+        opened._heart.stop()
         yield opened
     assert_all_returned(server.address)
 
@@ -106,6 +111,7 @@ def test_a_match_that_is_served_late_is_found(client: Client, server: ServerProc
     with losing_answers(client, is_served=False), pytest.raises(DeadlineExceeded):
         client.match_prefix([1, 2, 3], num_tokens=4, lease_id="late")
     assert not is_settled(client)
+    wait_until(lambda: not client._books._losses._orphans["late"].is_in_flight)  # its release has found nothing
     with Client(server.address, engine_id=client.engine_id) as wire:
         wire.match_prefix([1, 2, 3], num_tokens=4, lease_id="late")
         wire._books._tables.forget("late")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_help import wait_until
+from client_help import wait_in_vain, wait_until, wait_until_gone
 from service_process import ServerProcess
 
 from radix_cache.errors import InvalidArgument, NotConnected, PoolExhausted, ServiceUnavailable, StaleLease
@@ -24,13 +24,10 @@ PATIENCE_S = 60
 def start(tmp_path: Path) -> Iterator[Callable[[], ServerProcess]]:
     """Start a server on the same socket and the same state each time."""
     started: list[ServerProcess] = []
+    settings = {"num_blocks": 32, "block_size": 2, "state_dir": tmp_path / "state", "lease_ttl_s": 600}
 
     def start_one() -> ServerProcess:
-        started.append(
-            ServerProcess(
-                f"unix:{tmp_path}/s.sock", num_blocks=32, block_size=2, state_dir=tmp_path / "state", grace_s=0.1
-            )
-        )
+        started.append(ServerProcess(f"unix:{tmp_path}/s.sock", **settings))
         return started[-1]
 
     yield start_one
@@ -54,6 +51,7 @@ def test_a_call_while_the_server_is_away_costs_no_lease(start: Callable[[], Serv
     with Client(server.address, engine_id="E") as client:
         leases = [client.match_prefix([n, n, n, n], num_tokens=4) for n in range(4)]
         server.stop()
+        wait_until_gone(client)
         for call in (
             lambda: client.allocate(leases[0], num_tokens=8),
             lambda: client.insert(leases[1], [1, 1]),
@@ -82,6 +80,7 @@ def test_a_session_that_finds_no_server_loses_nothing(start: Callable[[], Server
     with Client(server.address, engine_id="E") as client:
         lease = client.match_prefix([1, 2], num_tokens=2)
         server.stop()
+        wait_until_gone(client)
         with client.session() as session, pytest.raises(NotConnected):
             session.allocate(lease, num_tokens=4)
         start()
@@ -165,10 +164,11 @@ def test_nobody_waits_for_longer_than_asked(start: Callable[[], ServerProcess]) 
     server = start()
     with Client(server.address, engine_id="E") as client:
         full = client.match_prefix([1], num_tokens=64)
-        for num_blocks, wait_s in ((1, 2.5), (33, PATIENCE_S)):
-            with pytest.raises(PoolExhausted):
-                client.match_prefix([2], num_blocks=num_blocks, wait_s=wait_s)
+        wait_in_vain(lambda: client.match_prefix([2], num_blocks=1, wait_s=2.5))
+        with pytest.raises(PoolExhausted):
+            client.match_prefix([2], num_blocks=33, wait_s=PATIENCE_S)
         server.stop()
+        wait_until_gone(client)
         with pytest.raises(NotConnected):
             client.allocate(full, num_tokens=66, wait_s=1)
         start()
@@ -179,8 +179,12 @@ def test_nobody_waits_for_longer_than_asked(start: Callable[[], ServerProcess]) 
 
 
 @pytest.mark.parametrize("is_asyncio", [False, True])
-def test_an_end_right_after_a_restart_gives_all_back(start: Callable[[], ServerProcess], is_asyncio: bool) -> None:
+def test_an_end_right_after_a_restart_gives_all_back(
+    start: Callable[[], ServerProcess], is_asyncio: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The connection is gone, and the client has just found that there is none to be had."""
+    for module in ("blocking", "aio"):  # else it has no time for a machine that is busy
+        monkeypatch.setattr(f"radix_cache_service.client.{module}.RECONNECT_S", 60.0)
     server = start()
 
     async def hold() -> None:

@@ -77,7 +77,7 @@ def test_a_release_whose_answer_was_lost(server: ServerProcess) -> None:
             client.release(old)
 
         def is_settled() -> bool:
-            now.advance(1.0)
+            now.advance(client.timeout_s)
             client.probe([1])
             return not list(client._books._losses.orphans)
 

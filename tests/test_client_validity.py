@@ -37,7 +37,7 @@ def server(clock: FileClock) -> Iterator[ServerProcess]:
 
 def silent_client(address: str, clock: FileClock) -> Client:
     """Return an engine that sends no heartbeat by itself, as one that is paused."""
-    client = Client(address, engine_id=new_engine(), heartbeat_interval_s=1e6)
+    client = Client(address, engine_id=new_engine(), heartbeat_interval_s=1e6, timeout_s=60)
     client._books.clock = clock
     return client
 

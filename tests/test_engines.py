@@ -23,7 +23,7 @@ from client_help import Proxy, new_engine
 from helpers import counters
 from kv_memory import KVMemory, next_token
 from scheduler import Request, Scheduler
-from service_process import ServerProcess, stub_to
+from service_process import ServerProcess, own_address, stub_to
 
 from radix_cache_service import Client
 from radix_cache_service.pb import prefix_cache_pb2 as pb
@@ -321,7 +321,7 @@ def test_lost_answers_are_asked_for_again(server: ServerProcess, open_scheduler:
 
 def test_a_server_that_begins_anew(kv: Any, open_scheduler: Callable[..., Any]) -> None:
     """All leases are gone, whatever was under way begins again."""
-    first = ServerProcess(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    first = ServerProcess(own_address(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     scheduler = open_scheduler(first.address)
     asked = ask(scheduler, prompts(6))
     for _ in range(4):

@@ -74,7 +74,7 @@ def num_calls(servers: list[ServerProcess]) -> Counter[str]:
     found: Counter[str] = Counter()
     for server in servers:
         with stub_to(server.address) as stub:
-            for key, number in stub.GetStats(pb.GetStatsRequest(), timeout=10).num_calls.items():
+            for key, number in stub.GetStats(pb.GetStatsRequest(), timeout=60).num_calls.items():
                 found[key.partition("/")[0]] += number
     del found["GetStats"]
     return found

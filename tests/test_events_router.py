@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from event_router import BLOCK_SIZE, Router, served_to_peers
 from helpers import NAMESPACES, cached
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from service_process import ServerProcess
+from service_process import ServerProcess, own_addresses
 
 from radix_cache import PrefixCache
 from radix_cache_service import Client
@@ -246,19 +245,9 @@ def test_a_full_queue_heals_by_itself(router: Router, open_node: Callable[..., N
     assert node.stream.figures().num_dropped > 0
 
 
-def free_ports(number: int) -> list[str]:
-    """Return addresses that are free, and that nobody gets who does not ask for them by number."""
-    addresses: list[str] = []
-    while len(addresses) < number:
-        port = random.randrange(20_000, 30_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            addresses.append(f"127.0.0.1:{port}")
-    return addresses
-
-
 @pytest.mark.parametrize("is_kept", [False, True], ids=["cold", "with its state"])
 def test_a_server_that_is_killed_and_started_again(router: Router, tmp_path: Any, is_kept: bool) -> None:
-    ports = free_ports(2)
+    ports = own_addresses(2)
     options: dict[str, Any] = {"events_listen": ports[0], "events_replay_listen": ports[1], "num_blocks": 64}
     if is_kept:
         options |= {"state_dir": tmp_path / "state", "pool_epoch": "p"}
@@ -272,8 +261,7 @@ def test_a_server_that_is_killed_and_started_again(router: Router, tmp_path: Any
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
     with ServerProcess(block_size=BLOCK_SIZE, **options) as server, Client(server.address) as client:
-        router.wait_for(PROMPTS[0], (), 6 if is_kept else 0)
-        assert_same(router, client)
+        wait_until(lambda: known(router) == cached_of_each(client))
         cached(client, PROMPTS[20])
         router.wait_for(PROMPTS[20], (), 6)
         assert_same(router, client)

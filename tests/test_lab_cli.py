@@ -267,6 +267,13 @@ class TestRecord:
         run("trace", "record", "torn.jsonl", "--out", "shared.jsonl", is_good=False)
         assert sorted(Path().iterdir()) == before
 
+    def test_a_link_goes_on_to_lead_to_what_is_written(self, run: Run) -> None:
+        Path("kept.jsonl").write_text("old\n")
+        Path("latest.jsonl").symlink_to("kept.jsonl")
+        run("trace", "record", "words.jsonl", "--out", "latest.jsonl")
+        assert Path("latest.jsonl").is_symlink()
+        assert len(Path("kept.jsonl").read_text().splitlines()) == 3
+
     def test_a_disk_that_is_full(self, run: Run) -> None:
         assert run("trace", "synth", "--out", "/dev/full", is_good=False).output == (
             "Error: /dev/full: No space left on device\n"

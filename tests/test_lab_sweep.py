@@ -414,9 +414,12 @@ def test_sizes_of_blocks_are_compared_apart() -> None:
     ]
 
 
-def test_rows_with_other_than_numbers_are_no_results() -> None:
-    with pytest.raises(InvalidArgument, match="block_hit_rate is a number, not 'abc'"):
-        compare([row("lru", 10, "abc")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("block_hit_rate", "abc"), ("num_blocks", None), ("num_trace_blocks", None)]
+)
+def test_rows_with_other_than_numbers_are_no_results(name: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} is a number, not {value!r}"):
+        compare([{**row("lru", 10, 0.5), name: value}, row("lru", 9, 0.5)])
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])

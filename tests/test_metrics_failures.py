@@ -7,6 +7,7 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 from collections.abc import Iterator
@@ -91,13 +92,22 @@ def test_a_span_that_does_not_end_is_no_failure_of_the_call() -> None:
 def test_a_scrape_that_fails_says_so_and_the_next_one_works(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    has_failed = threading.Event()
+
+    def scrape_until_it_fails(address: str | None) -> None:
+        try:
+            for _ in range(1000):
+                read_text(address)
+        finally:
+            has_failed.set()
+
     async def main() -> None:
         server, client = await in_process(ServerConfig(listen=(METRICS,), metrics_listen=METRICS, num_blocks=8))
         async with client:
             monkeypatch.setattr(scrape, "_ANSWER_S", 0.1)
-            asyncio.get_running_loop().call_later(0.05, time.sleep, 0.5)
+            asyncio.get_running_loop().call_later(0.05, has_failed.wait, 60)  # nor does the loop do anything else
             with pytest.raises(urllib.error.HTTPError, match="500") as caught:
-                await asyncio.to_thread(scrape_for_long, server.metrics_address)
+                await asyncio.to_thread(scrape_until_it_fails, server.metrics_address)
             caught.value.close()
             assert await client.probe([1]) == 0
             monkeypatch.undo()
@@ -107,11 +117,6 @@ def test_a_scrape_that_fails_says_so_and_the_next_one_works(
     with caplog.at_level(logging.ERROR):
         asyncio.run(main())
     assert [record.message for record in caplog.records] == ["a scrape failed"]
-
-
-def scrape_for_long(address: str | None) -> None:
-    for _ in range(1000):
-        read_text(address)
 
 
 def test_a_scraper_that_says_nothing_holds_up_nobody(server: ServerProcess) -> None:

@@ -61,7 +61,7 @@ def test_with_the_flags_each_command_gets_in(secured: Secured, command: str, tmp
         "stats": [secured.address, "--json"],
         "tree": [secured.address],
         "leases": [secured.address],
-        "top": [secured.address, "--count", "1"],
+        "top": [secured.address, "--count", "1", "--interval", "60"],
         "replay": [trace_in(tmp_path), "--server", secured.address],
     }[command]
     result = invoke(command, *arguments, *secured.flags)

@@ -91,7 +91,7 @@ def test_our_commands(line: str, address: str, tmp_path: Path) -> None:
         serve.make_context("serve", arguments[1:])  # parses; `address` has run it
         return
     if arguments[0] == "top":
-        arguments += ["--count", "1"]  # else it goes on
+        arguments += ["--count", "1", "--interval", "60"]  # else it goes on; the latter is its patience too
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
 

@@ -11,15 +11,17 @@ from importlib.util import find_spec
 import pytest
 from grpc_health.v1 import health_pb2
 from router_help import BLOCK_SIZE, NODE, SOON_S, prompt
-from service_process import ServerProcess
+from service_process import ServerProcess, stub_to
 
 if find_spec("dynamo") is None:
     pytest.skip("ai-dynamo-runtime is not installed: pip install 'radix-cache[router]'", allow_module_level=True)
 
 from radix_cache.errors import InvalidArgument
+from radix_cache_service.pb import prefix_cache_pb2
 from radix_cache_service.router.config import NodeName, RouterConfig
 from radix_cache_service.router.fleet import Fleet
 from radix_cache_service.router.flights import Flights
+from radix_cache_service.router.node import Node
 from radix_cache_service.router.selection import Prompt, Selection, Worker
 from radix_cache_service.router.server import SERVICE_NAME, RouterServer
 
@@ -114,6 +116,30 @@ def test_a_node_is_sent_nothing_from_the_moment_that_it_is_removed(server: Serve
     asyncio.run(play())
 
 
+def test_of_two_that_join_at_once_with_their_events_at_one_place_one_is_refused(server: ServerProcess) -> None:
+    with stub_to(server.address) as stub:
+        said = stub.Describe(prefix_cache_pb2.DescribeRequest())
+
+    async def play() -> None:
+        fleet = new_fleet()
+        names = NodeName("a", server.address), NodeName("b", server.address)
+        nodes = [Node(name, fleet._link, fleet._join, fleet._pause, fleet._leave) for name in names]
+        async with fleet.turn:
+            joining = [asyncio.create_task(fleet._join(node, said)) for node in nodes]
+            async with asyncio.timeout(SOON_S):
+                while None in {node.worker for node in nodes}:  # noqa: ASYNC110 - until both wait for their turn
+                    await asyncio.sleep(0)
+        first, second = await asyncio.gather(*joining, return_exceptions=True)
+        assert first is None
+        assert isinstance(second, InvalidArgument)
+        assert list(fleet.serving.values()) == nodes[:1]
+        for node in nodes:
+            await node.close()
+        await fleet.close()
+
+    asyncio.run(play())
+
+
 def test_where_the_last_worker_has_just_gone_nobody_has_anything() -> None:
     async def play() -> None:
         selection = Selection(BLOCK_SIZE, 1, 0, 1)
@@ -156,5 +182,18 @@ def test_the_end_waits_for_removals_that_nobody_waits_for(server: ServerProcess)
             assert not closing.done()
         await closing
         assert not fleet.serving
+
+    asyncio.run(play())
+
+
+def test_the_end_does_not_wait_for_what_is_just_done() -> None:
+    async def play() -> None:
+        fleet = new_fleet()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        fleet._doing.add(done)  # type: ignore[arg-type] # as a task is that has ended in this turn of the loop
+        done.add_done_callback(fleet._doing.discard)  # type: ignore[arg-type] # see above
+        await fleet.close()
+        assert not fleet._doing
 
     asyncio.run(play())

@@ -602,7 +602,9 @@ def test_a_file_that_is_no_good_leaves_the_old_one_in_force(tmp_path: Path) -> N
     path = write_tokens(tmp_path / "tokens.toml", ENTRIES)
     server = ServerProcess(tokens_file=path)
     with tenant_of(server.address, ALICE) as alice, tenant_of(server.address, "carol-0123456789abcdef") as carol:
-        path.write_text('[[token]]\nname = "carol"\ntoken = "carol-0123456789abcdef"\nnamespaces = [["m"]]\n')
+        bad = tmp_path / "bad"
+        bad.write_text('[[token]]\nname = "carol"\ntoken = "carol-0123456789abcdef"\nnamespaces = [["m"]]\n')
+        bad.replace(path)  # at once: half of it would be no good for another reason
         wait_until(lambda: server.has_logged("the tokens of before stay in force"))
         assert alice.Describe(pb.DescribeRequest()).block_size == 2
         assert _is_refused(carol)

@@ -17,7 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from service_process import ServerProcess, StartFailed, stub_to
+from service_process import ServerProcess, StartFailed, own_address, stub_to
 
 from radix_cache.errors import InvalidArgument
 from radix_cache_service.config import ServerConfig
@@ -229,8 +229,9 @@ def test_an_idle_server_does_not_wait_for_calls(name: signal.Signals) -> None:
     assert ServerProcess(grace_s=1000).stop(name) == (0, "")
 
 
-def test_readiness_goes_first_then_streams_then_calls(tmp_path: Path) -> None:
-    server = ServerProcess(f"unix:{tmp_path}/cache.sock", drain_delay_s=4.0, lease_ttl_s=60)
+def test_readiness_goes_first(tmp_path: Path) -> None:
+    """And for as long as the delay is, everything else goes on."""
+    server = ServerProcess(f"unix:{tmp_path}/cache.sock", drain_delay_s=1000)
     with grpc.insecure_channel(server.address) as channel, stub_to(server.address) as stub:
         health = health_pb2_grpc.HealthStub(channel)
         readiness = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=DEADLINE_S)
@@ -246,11 +247,24 @@ def test_readiness_goes_first_then_streams_then_calls(tmp_path: Path) -> None:
         opens(server, server.address, "late")  # the delay is there for those who have not noticed yet
         more.set()
         assert next(session).batch.results
+    server.stop(signal.SIGKILL)
+
+
+def test_then_streams_and_calls_end(tmp_path: Path) -> None:
+    server = ServerProcess(f"unix:{tmp_path}/cache.sock", drain_delay_s=0.1)
+    with grpc.insecure_channel(server.address) as channel, stub_to(server.address) as stub:
+        readiness = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=SERVICE), timeout=DEADLINE_S
+        )
+        assert next(readiness).status == States.SERVING
+        session = stub.Session(_messages(threading.Event()), timeout=DEADLINE_S)
+        assert next(session).batch.results
+        server.process.send_signal(signal.SIGTERM)
         with pytest.raises(grpc.RpcError) as caught:
             next(session)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         with pytest.raises(grpc.RpcError):
-            next(readiness)
+            list(readiness)
     assert server.finish()[0] == 0
     assert not Path(server.address.removeprefix("unix:")).exists()
 
@@ -264,8 +278,9 @@ def _messages(more: threading.Event) -> Any:
 
 
 def test_the_port_is_free_again_after_the_end() -> None:
-    with ServerProcess() as first:
-        address = first.address
+    address = own_address()
+    with ServerProcess(address):
+        pass
     with ServerProcess(address) as second:
         opens(second, address, "a")
         assert second.address == address

@@ -278,6 +278,7 @@ def test_so_many_different_blocks_and_no_more(path: Path) -> None:
         for prompt in ([1, 2, 3, 4], [1, 2, 3], [1, 2, 5, 6], [1, 2]):
             client.match_prefix(prompt)
         wait_until(lambda: server.has_logged("has seen max_recorded_blocks"))
+        wait_until(lambda: path.read_bytes().count(b"\n") == 3)
         assert shown(read(path)) == [([0, 1], 4, 0), ([0, 2], 3, 0), ([0, 3], 4, 0)]
 
 

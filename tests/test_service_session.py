@@ -151,7 +151,7 @@ def _as_many_as_may_be(stub: Any) -> list[Stream]:
 
 
 def test_the_end_of_the_server_ends_idle_streams() -> None:
-    server = ServerProcess(grace_s=10)
+    server = ServerProcess(grace_s=60)
     with stub_to(server.address) as stub, Stream(stub) as stream:
         stream.ask(probe())
         server.process.send_signal(signal.SIGTERM)

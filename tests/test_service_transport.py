@@ -6,11 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from client_help import wait_until
+from routes import FileClock
 from service_process import ServerProcess, pack, stub_to
 
 from radix_cache_service.config import ServerConfig
@@ -21,6 +23,7 @@ from radix_cache_service.telemetry.metrics import CallMetrics
 
 DEADLINE_S = 60
 NUM_ROUNDS = 1000
+TTL_S = 4
 MANY = ServerConfig().max_tokens
 
 
@@ -47,23 +50,37 @@ def refused_code(call: Callable[[], Any]) -> grpc.StatusCode:
 
 
 @pytest.fixture
-def cached() -> Iterator[Any]:
-    """A stub to a server with one cached prefix of three blocks and leases that live for some seconds."""
-    with ServerProcess(num_blocks=4096, lease_ttl_s=4) as server, stub_to(server.address) as stub:
+def clock(tmp_path: Path) -> FileClock:
+    """The clock that leases live by."""
+    return FileClock(tmp_path / "clock")
+
+
+@pytest.fixture
+def cached(clock: FileClock) -> Iterator[Any]:
+    """A stub to a server with one cached prefix of three blocks, whose leases run out when the test says so."""
+    settings = {"num_blocks": 4096, "lease_ttl_s": TTL_S, "test_clock": clock.path}
+    with ServerProcess(**settings) as server, stub_to(server.address) as stub:
         stub.MatchPrefix(pb.MatchPrefixRequest(lease_id="first", num_tokens=6), timeout=DEADLINE_S)
         stub.Insert(pb.InsertRequest(lease_id="first", tokens=pack(*range(6))), timeout=DEADLINE_S)
         stub.Release(pb.ReleaseRequest(lease_id="first"), timeout=DEADLINE_S)
         yield stub
 
 
-def no_drift(stub: Any) -> None:
+def has_none_later(stats: pb.GetStatsResponse, clock: FileClock) -> bool:
+    """Tell whether there are no leases; if there are, let them run out: calls that were given up may come late."""
+    if stats.num_leases:
+        clock.advance(TTL_S + 1)
+    return not stats.num_leases
+
+
+def no_drift(stub: Any, clock: FileClock) -> None:
     """In the end every lease is gone and every block can be had."""
-    stats = wait_for(stub, lambda stats: not stats.num_leases)
+    stats = wait_for(stub, lambda stats: has_none_later(stats, clock))
     assert (stats.num_free_blocks, stats.num_evictable_blocks, stats.num_protected_blocks) == (4093, 3, 0)
     assert stub.Evict(pb.EvictRequest(num_blocks=3), timeout=DEADLINE_S).num_evicted_blocks == 3
 
 
-def test_matches_cut_by_their_deadline_leak_nothing(cached: Any) -> None:
+def test_matches_cut_by_their_deadline_leak_nothing(cached: Any, clock: FileClock) -> None:
     num_answered = 0
     for number in range(NUM_ROUNDS):
         request = pb.MatchPrefixRequest(tokens=pack(*range(6)), lease_id=str(number), num_tokens=8)
@@ -74,10 +91,10 @@ def test_matches_cut_by_their_deadline_leak_nothing(cached: Any) -> None:
         num_answered += 1
         cached.Release(pb.ReleaseRequest(lease_id=str(number)), timeout=DEADLINE_S)
     assert num_answered < NUM_ROUNDS
-    no_drift(cached)
+    no_drift(cached, clock)
 
 
-def test_cancelled_matches_leak_nothing_and_answered_ones_keep_their_lease(cached: Any) -> None:
+def test_cancelled_matches_leak_nothing_and_answered_ones_keep_their_lease(cached: Any, clock: FileClock) -> None:
     answered = []
     for start in range(0, NUM_ROUNDS, 50):
         calls = {
@@ -91,17 +108,18 @@ def test_cancelled_matches_leak_nothing_and_answered_ones_keep_their_lease(cache
         answered += [lease_id for lease_id, call in calls.items() if not call.cancel() and call.done()]
     for lease_id in answered:
         cached.Release(pb.ReleaseRequest(lease_id=lease_id), timeout=DEADLINE_S)
-    no_drift(cached)
+    no_drift(cached, clock)
 
 
-def test_an_answer_the_client_cannot_take_costs_a_lease_until_it_expires() -> None:
+def test_an_answer_the_client_cannot_take_costs_a_lease_until_it_expires(clock: FileClock) -> None:
     request = pb.MatchPrefixRequest(lease_id="large", num_tokens=4000)
-    with ServerProcess(num_blocks=4096, lease_ttl_s=4) as server:
+    with ServerProcess(num_blocks=4096, lease_ttl_s=TTL_S, test_clock=clock.path) as server:
         with stub_to(server.address, ("grpc.max_receive_message_length", 1024)) as small:
             code = refused_code(lambda: small.MatchPrefix(request, timeout=DEADLINE_S))
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         with stub_to(server.address) as stub:
             assert stats_of(stub).num_free_blocks == 2096
+            clock.advance(TTL_S + 1)
             wait_for(stub, lambda stats: not stats.num_leases and stats.num_free_blocks == 4096)
 
 
@@ -175,13 +193,14 @@ def test_large_calls_do_not_starve_small_ones() -> None:
         flooding.start()
         with stub_to(server.address) as stub:
             wait_until(lambda: num_large > 1)
-            before = num_large
+            passed = []  # by how many large ones, each
             for _ in range(100):
+                before = num_large
                 stub.Probe(pb.ProbeRequest(tokens=pack(1)), timeout=DEADLINE_S)
-            passed = num_large - before
+                passed.append(num_large - before)
         ended.set()
         flooding.join()
-    assert passed < 300, "a small one is not passed by large ones again and again"
+    assert sorted(passed)[50] <= 3, "a small one is not passed by large ones again and again"
 
 
 NUM_LEAVES = 24_000

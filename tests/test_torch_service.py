@@ -91,7 +91,7 @@ def test_the_owner_is_looked_for_again_after_a_failure(pool: SharedKVPool, monke
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert not watch.done()
         pool.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await ended.wait()
         with pytest.raises(PoolGone):
             await watch

@@ -123,7 +123,7 @@ def test_a_dead_owner_is_noticed_and_its_file_removed_by_the_next(tmp_path: Path
             pool.check_owner()
         with pytest.raises(PoolGone, match="has ended"):
             attach_pool(text)
-        assert Path(pool.descriptor.path).exists()
+    assert Path(pools[1].descriptor.path).exists()  # the other one goes with any pool that is made on this machine
     with share_pool(LAYOUT, 8) as unnamed, share_pool(LAYOUT, 8, path=tmp_path / "pool") as named:
         assert not Path(pools[0].descriptor.path).exists()
         assert Path(unnamed.descriptor.path).parent == SHARED_MEMORY or not SHARED_MEMORY.is_dir()
@@ -250,8 +250,8 @@ os.kill(os.getpid(), 9)
         assert parent.stdout is not None
         assert parent.stdout.readline() == "True\n"
         descriptor = PoolDescriptor.from_json(parent.stdout.readline())
-        assert parent.wait(timeout=30) == -9
-        deadline = time.monotonic() + 20
+        assert parent.wait(timeout=60) == -9
+        deadline = time.monotonic() + 60
         while descriptor.is_owner_alive():  # until the child has had its first moment
             assert time.monotonic() < deadline
             time.sleep(0.01)

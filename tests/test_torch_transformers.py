@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_process import ServerProcess
+from service_process import ServerProcess, own_address
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -324,7 +324,7 @@ def test_a_server_that_comes_back_with_another_pool(shared: SharedKVPool, tmp_pa
     """The old pool's owner lives on, so nothing but the server tells that the blocks are others now."""
     settings = {"num_blocks": 64, "block_size": 4}
     with share_pool(shared.layout, 64, path=tmp_path / "next") as following:
-        with ServerProcess(pool_descriptor=shared.descriptor.to_json(), **settings) as server:
+        with ServerProcess(own_address(), pool_descriptor=shared.descriptor.to_json(), **settings) as server:
             client = Client(server.address, engine_id="this")
             generator = Checked(tiny_model("gqa"), shared, client)
             request = generator.submit(prompt(1, 37), NUM_NEW)

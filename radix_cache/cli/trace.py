@@ -202,6 +202,8 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
     if out is None:
         yield sys.stdout
         return
+    if out.is_file():
+        out = out.resolve()  # a link stays: it is what it leads to that is replaced
     aside = out.with_name(f".{out.name}.new") if out.is_file() or not out.exists() else out
     try:
         with aside.open("w", encoding="utf-8") as file:

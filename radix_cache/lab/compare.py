@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from types import NoneType
 from typing import Any, NamedTuple
 
 from radix_cache.errors import InvalidArgument
@@ -88,10 +87,10 @@ def compare(rows: Iterable[Row], metric: str = "block", *, last_half: bool = Fal
     sizes: dict[_Trace, int] = {}
     for row in {json.dumps(row, sort_keys=True, default=str): row for row in rows}.values():
         try:
-            trace, rate = _Trace(str(row["trace"]), row.get("block_size")), row[column] or 0.0
-            _check_numbers(row, "num_trace_blocks", "num_blocks", column)
-            sizes.setdefault(trace, row["num_trace_blocks"])
-            rates.setdefault(trace, {}).setdefault((str(row["policy"]), row["num_blocks"]), []).append(rate)
+            trace = _Trace(str(row["trace"]), str(row.get("block_size")))
+            rate = 0.0 if row[column] is None else _number(row, column)
+            sizes.setdefault(trace, _number(row, "num_trace_blocks"))
+            rates.setdefault(trace, {}).setdefault((str(row["policy"]), _number(row, "num_blocks")), []).append(rate)
         except KeyError as error:
             raise InvalidArgument(f"these are no results of a sweep: {error} is missing") from None
     names = _names(rates)
@@ -100,13 +99,13 @@ def compare(rows: Iterable[Row], metric: str = "block", *, last_half: bool = Fal
 
 class _Trace(NamedTuple):
     path: str
-    block_size: Any
+    block_size: str
 
 
-def _check_numbers(row: Row, *names: str) -> None:
-    for name in names:
-        if not isinstance(row[name], (int, float, NoneType)):
-            raise InvalidArgument(f"these are no results of a sweep: {name} is a number, not {row[name]!r}")
+def _number(row: Row, name: str) -> Any:
+    if not isinstance(row[name], (int, float)):
+        raise InvalidArgument(f"these are no results of a sweep: {name} is a number, not {row[name]!r}")
+    return row[name]
 
 
 def _names(traces: Collection[_Trace]) -> dict[_Trace, str]:

@@ -34,7 +34,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["PrefixCacheService"].full_name
 
 _log = logging.getLogger(__name__)
 
-_NUM_YOUNG = 5000  # objects that wake the collector, seven times its own number: most are gone by then by themselves
+_NUM_YOUNG = 5000  # objects that wake the collector, and not 700 or 2,000: most are gone by then by themselves
 
 
 class Server:

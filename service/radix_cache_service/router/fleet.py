@@ -78,7 +78,7 @@ class Fleet:
         """Let all of them go."""
         await asyncio.gather(*(self.remove(name) for name in list(self.by_name)))
         while self._doing:
-            await asyncio.gather(*self._doing, return_exceptions=True)
+            await asyncio.wait(self._doing)  # a gather of what is done would not let the loop forget it, from 3.12 on
         if self.selection is not None:
             await self.selection.close()
 
@@ -96,6 +96,7 @@ class Fleet:
         else:  # a connection of before the silence might be of no use for long
             await asyncio.shield(self._in_turn(self.selection.listen_anew(Worker(node.worker, *life[2:]))))
         assert node.worker is not None
+        self._check_places(node, life[2:4])  # again: another may have begun to serve meanwhile
         node.places = life[2:4]
         self._serving[node.worker] = node
         self._changed()

@@ -24,6 +24,6 @@ async def why_unheard(place: str, patience_s: float) -> str:
                 greeting = await reader.readexactly(_NUM_GREETING_BYTES)
             finally:
                 writer.transport.abort()
-    except (OSError, EOFError, ValueError) as error:  # with time that is up, and a name that can't be looked up
+    except (OSError, EOFError, ValueError, OverflowError) as error:  # time that is up, and what is no place, with them
         return f"{place} can't be reached: {type(error).__name__}"
     return "" if (greeting[0], greeting[-1]) == (_FIRST, _LAST) else f"{place} does not speak ZeroMQ"
