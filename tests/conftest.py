@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -41,6 +42,12 @@ def patience() -> None:
     """Clients wait for longer than the 5 s of their default, unless a test says how long: a machine may stand still."""
     for make in (Client.__init__, Router.__init__):
         make.__defaults__ = tuple(60.0 if value == 5.0 else value for value in make.__defaults__ or ())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tidy() -> None:
+    """Collect what the file before has left: not in a thread of this one, where gRPC's objects may end badly."""
+    gc.collect()
 
 
 @pytest.fixture
