@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,8 @@ class ServerConfig(Secured):
             raise InvalidArgument(f"otlp_endpoint: {self.otlp_endpoint!r} is neither http://host:port nor https://...")
         if isinstance(self.trace_share, bool) or not 0 <= self.trace_share <= 1:
             raise InvalidArgument(f"trace_share is at least 0 and at most 1, not {self.trace_share!r}")
+        if self.otlp_endpoint is not None:
+            import_module("radix_cache_service.telemetry.tracing")  # which says if its extra is not installed
 
     @property
     def client_limits(self) -> ClientLimits:
