@@ -247,6 +247,14 @@ def test_a_recorded_fork_begins_with_what_its_parent_has_published(in_batch: boo
     assert (parent.num_prompt_tokens, parent.num_output_tokens) == (3, 4)
 
 
+def test_an_anonymizer_that_is_given_is_used() -> None:
+    anonymizer, out = Anonymizer(2), io.StringIO()
+    for prompt in ([1, 2, 3, 4], [1, 2, 5, 6]):
+        cache = RecordingCache(PrefixCache(3, 2), out, anonymizer)
+        cache.release(cache.match_prefix(prompt))
+    assert [json.loads(line)["hash_ids"] for line in out.getvalue().splitlines()] == [[0, 1], [0, 2]]
+
+
 def test_a_text_is_no_namespace() -> None:
     cache = RecordingCache(PrefixCache(3, 2), io.StringIO())
     with pytest.raises(InvalidArgument, match="namespace is a tuple of strings, not str"):

@@ -82,6 +82,13 @@ def test_a_second_server_on_the_socket_fails_and_the_first_goes_on(tmp_path: Pat
         opens(first, address, "a")
 
 
+def test_why_an_address_cannot_be_used_is_said() -> None:
+    with pytest.raises(StartFailed, match=r"cannot listen on 203\.0\.113\.9:0: Cannot assign requested address"):
+        ServerProcess("203.0.113.9:0")
+    with ServerProcess() as first, pytest.raises(StartFailed, match=f"{first.address}: another server is using it"):
+        ServerProcess(first.address)
+
+
 def test_a_socket_whose_lock_was_removed_is_not_taken_over(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/cache.sock"
     with ServerProcess(address) as server:

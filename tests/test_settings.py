@@ -169,6 +169,10 @@ def test_a_server_takes_all_three(tmp_path: Path) -> None:
             r"policy 'slru:protected_hits=-4': protected_hits is .*, not -4 \(RADIX_CACHE_POLICY\)",
         ),
         ({"RADIX_CACHE_POOL_DESCRIPTOR": "/x"}, r"'/x': No such file or directory \(RADIX_CACHE_POOL_DESCRIPTOR\)"),
+        (
+            {"RADIX_CACHE_LISTEN": "unix:/" + 107 * "a"},
+            r"has a path of 108 bytes, at most 107 \(RADIX_CACHE_LISTEN\)",
+        ),
         ({"RADIX_CACHE_UDS_MODE": "rwx"}, "RADIX_CACHE_UDS_MODE: 'rwx' is not an octal number such as 660"),
         ({"RADIX_CACHE_CONFIG": "/no/such.toml"}, "configuration file /no/such.toml: No such file"),
     ],

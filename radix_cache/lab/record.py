@@ -93,7 +93,7 @@ class RecordingCache:
     ) -> None:
         self._cache = cache
         self._out = out
-        self._anonymizer = anonymizer or Anonymizer(cache.describe().block_size)
+        self._anonymizer = Anonymizer(cache.describe().block_size) if anonymizer is None else anonymizer
         self._clock = clock
         self._start_s = clock()
         self._open: dict[str, _Open] = {}

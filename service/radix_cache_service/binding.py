@@ -7,6 +7,7 @@ holds the lock may take over a socket that a killed server left behind.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -75,8 +76,7 @@ class Binder:
             else:
                 port = self._server.add_secure_port(place, self._certificates.credentials())
         except RuntimeError as error:
-            taken = "another server is using it, or it is no address of this machine"
-            raise BindError(f"cannot listen on {address}: {taken}") from error
+            raise BindError(f"cannot listen on {address}: {_why_not(place)}") from error
         if not port:
             raise BindError(f"cannot listen on {address}")
         return port
@@ -101,6 +101,22 @@ class Binder:
                 path.unlink()
             file.close()
         self._locks.clear()
+
+
+def _why_not(place: str) -> str:
+    """Return why nothing can be bound to a place, which gRPC does not tell."""
+    if place.startswith("unix:"):
+        return "no socket can be made there"
+    host, _, port = place.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((host.strip("[]"), int(port)))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return os.strerror(error.errno or 0)
+    return "another server is using it"
 
 
 def _is_heard(path: Path) -> bool:

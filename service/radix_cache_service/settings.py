@@ -82,7 +82,7 @@ class Setting:
         if self.is_mode:
             if isinstance(value, str):
                 return self.parse(value)
-            raise InvalidArgument(f"{value!r} is a decimal number: write a mode as a text, '660'")
+            raise InvalidArgument(f"{value!r} is a number: write a mode as a text, '660'")
         if type(value) is self.kind or (self.kind is float and type(value) is int):
             return self.kind(value)
         raise InvalidArgument(f"{value!r} is not {self._noun}")

@@ -5,10 +5,13 @@ says so.
 from __future__ import annotations
 
 import ipaddress
+import os
 
 from radix_cache.errors import InvalidArgument
 
 __all__ = ["check_address", "check_host_and_port", "is_local"]
+
+_MAX_PATH_BYTES = 107  # unix(7): 108 with the zero behind it
 
 
 def is_local(address: str) -> bool:
@@ -30,8 +33,11 @@ def check_address(address: str) -> None:
     if not isinstance(address, str):
         raise InvalidArgument(f"listen takes addresses, not {address!r}")
     if address.startswith("unix:"):
-        if not address.removeprefix("unix:").startswith("/"):
+        path = address.removeprefix("unix:")
+        if not path.startswith("/"):
             raise InvalidArgument(f"listen: {address!r} needs an absolute path, as in unix:/run/radix-cache.sock")
+        if (num_bytes := len(os.fsencode(path))) > _MAX_PATH_BYTES:
+            raise InvalidArgument(f"listen: {address!r} has a path of {num_bytes} bytes, at most {_MAX_PATH_BYTES}")
         return
     check_host_and_port(address, "listen", "is neither host:port nor unix:/path")
 
