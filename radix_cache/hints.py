@@ -64,7 +64,7 @@ def _check_number(hints: Hints, name: str, least: float, most: float, kinds: Any
         kind = "an integer" if kinds is int else "a number"
         raise InvalidArgument(f"hints.{name} is {kind}, not {shown(value)}")
     if not least <= value <= most:
-        raise InvalidArgument(f"hints.{name} is at least {least:g} and at most {most:g}, not {shown(value)}")
+        raise InvalidArgument(f"hints.{name} is at least {least:.10g} and at most {most:.10g}, not {shown(value)}")
 
 
 def _check_label(name: str, value: object) -> None:

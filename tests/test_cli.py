@@ -84,6 +84,27 @@ class TestGroup:
         assert result.output.startswith(f"Error: no answer from {NO_SERVER}: ")
         assert result.output.count("\n") == 1
 
+    @pytest.mark.parametrize("number", ["nan", "inf"])
+    def test_what_is_no_finite_number_is_bad_usage(self, number: str, trace: Path) -> None:
+        for command in (
+            ("stats", NO_SERVER, "--watch", "--interval", number),
+            ("top", NO_SERVER, "--interval", number),
+            ("replay", trace, "--num-blocks", 9, "--in-time", "--decode-rate", number),
+            ("curve", trace, "--sample", number),
+        ):
+            result = invoke(*command)
+            assert result.exit_code == 2, result.output
+            assert f"{number} is not in the range" in result.output or "is not a finite number" in result.output
+
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+    def test_what_a_terminal_cannot_show_is_escaped(self, encoding: str, server: str) -> None:
+        with Client(server) as client:
+            lease = client.match_prefix([2], num_tokens=1, lease_id="\u72d7")
+            status, out, err = run("leases", server, env={**os.environ, "PYTHONIOENCODING": encoding})
+            client.release(lease)
+        assert status == 0, err
+        assert "\\u72d7" in out
+
     @pytest.mark.parametrize("address", ["", "foo", "host:", ":1", "host:0", "host:65536", "host:x", "unix:", "unix:a"])
     def test_what_is_no_address_is_bad_usage(self, address: str) -> None:
         for arguments in (["stats", address], ["tree", address], ["replay", __file__, "--server", address]):

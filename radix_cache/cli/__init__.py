@@ -6,6 +6,7 @@ what it alone needs: what is not installed is named, with the line that installs
 
 from __future__ import annotations
 
+import io
 import sys
 
 __all__ = ["main"]
@@ -24,6 +25,9 @@ _EXTRAS = {
 
 def main() -> None:
     """Run the command line; exits with 0, with 2 for bad usage, with 1 for anything else that failed."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # where a name can't be shown, its numbers can
     try:
         from radix_cache.cli.app import app
 

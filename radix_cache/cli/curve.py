@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from radix_cache.cli.numbers import Number
 from radix_cache.cli.reading import (
     TRACE,
     block_size_option,
@@ -56,7 +57,7 @@ _HEADS = {
 )
 @click.option(
     "--sample",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     metavar="RATE",
     help="Estimate from this share of the blocks, for traces that do not fit in memory.",
 )

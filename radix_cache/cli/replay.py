@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from radix_cache.cli.numbers import Number
 from radix_cache.cli.reading import TRACE, block_size_option, checked, name_of, nothing_in, reading
 from radix_cache.cli.remote import Address, connected, connecting
 from radix_cache.cli.show import count, duration, make_console, make_table, percent, print_json, with_progress
@@ -43,14 +44,14 @@ _ENGINE = Engine()
 @click.option("--in-time", is_flag=True, help="Let requests overlap as they did; in process.")
 @click.option(
     "--prefill-rate",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=_ENGINE.prefill_tokens_per_s,
     show_default=True,
     help="In time: prompt tokens a second that a request computes.",
 )
 @click.option(
     "--decode-rate",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=_ENGINE.decode_tokens_per_s,
     show_default=True,
     help="In time: tokens a second that a request generates.",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from radix_cache.cli.numbers import Number
 from radix_cache.cli.rates import rates_between, share
 from radix_cache.cli.remote import Address, connected, connecting
 from radix_cache.cli.show import count, duration, make_console, make_table, percent, plural, print_json
@@ -30,7 +31,7 @@ __all__ = ["stats", "tables"]
 @click.command()
 @click.argument("address", type=Address())
 @click.option("--watch", is_flag=True, help="Go on, with rates; end it with Ctrl-C.")
-@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, with --watch.")
+@click.option("--interval", type=Number(0.1, 86_400), default=1.0, show_default=True, help="Seconds, with --watch.")
 @click.option("--count", "num_rounds", type=click.IntRange(1), help="End after so many rounds, with --watch.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line a round.")
 @connecting

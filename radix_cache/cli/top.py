@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from radix_cache.cli.numbers import Number
 from radix_cache.cli.rates import rates_between, share
 from radix_cache.cli.remote import Address, connected, connecting
 from radix_cache.cli.show import count, make_console, make_table, percent
@@ -39,7 +40,7 @@ _STATES = (
 
 @click.command()
 @click.argument("addresses", type=Address(), nargs=-1, required=True)
-@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds.")
+@click.option("--interval", type=Number(0.1, 86_400), default=1.0, show_default=True, help="Seconds.")
 @click.option("--count", "num_rounds", type=click.IntRange(1), help="End after so many rounds.")
 @connecting
 def top(addresses: tuple[str, ...], interval: float, num_rounds: int | None) -> None:

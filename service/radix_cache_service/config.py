@@ -168,7 +168,7 @@ class ServerConfig(Secured):
                 check_count(limit, name, 1)
         for name in ("drain_delay_s", "grace_s"):
             if getattr(self, name) != 0:
-                check_seconds(getattr(self, name), name)
+                check_seconds(getattr(self, name), f"{name}, where it is not 0,")
         check_seconds(self.lease_ttl_s, "lease_ttl_s")
         check_seconds(self.max_renew_s, "max_renew_s")
         if self.state_dir == "":

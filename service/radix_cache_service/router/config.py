@@ -131,7 +131,7 @@ class RouterConfig(Secured):
             check_seconds(getattr(self, name), name)
         for name in ("drain_delay_s", "grace_s"):
             if getattr(self, name) != 0:
-                check_seconds(getattr(self, name), name)
+                check_seconds(getattr(self, name), f"{name}, where it is not 0,")
         for name, least in (("max_load", 1), ("prefill_weight", 0)):
             said = getattr(self, name)
             if isinstance(said, bool) or not least <= said <= _MOST:
