@@ -86,6 +86,8 @@ WRONG_TREE = WRONG_KV | {
     "the events do not tell what is cached",
     "the figures do not add up",
     "the integrity check failed",
+    "the server does not answer",
+    "the server has ended by itself",  # once it has seen for itself that its cache is not whole
     "the server did not start",  # on a journal whose calls come out otherwise now
     "the server had internal errors",
     "the tree has other blocks than are counted",

@@ -15,7 +15,7 @@ from typing import Any
 import faulty
 import grpc
 import pytest
-from service_process import ServerProcess, pack, stub_to
+from service_process import ServerProcess, stub_to
 
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.telemetry import logs
@@ -75,10 +75,8 @@ def test_the_level_is_the_least_that_is_logged() -> None:
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_an_error_that_quotes_a_prompt_is_logged_without_it(form: str) -> None:
     server = ServerProcess(policy="faulty:Faulty", log_format=form)
-    with stub_to(server.address) as stub:
-        stub.MatchPrefix(pb.MatchPrefixRequest(lease_id="a", num_tokens=2), timeout=DEADLINE_S)
-        with pytest.raises(grpc.RpcError):
-            stub.Insert(pb.InsertRequest(lease_id="a", tokens=pack(faulty.RAISES, 31337)), timeout=DEADLINE_S)
+    with stub_to(server.address) as stub, pytest.raises(grpc.RpcError):
+        faulty.provoke(stub, faulty.RAISES, 31337, timeout=DEADLINE_S)
     _, errors = server.stop()
     assert "ValueError" in errors
     assert "31337" not in errors

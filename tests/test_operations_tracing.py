@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from faulty import RAISES, provoke
 from service_process import ServerProcess, pack, stub_to
 
 from radix_cache.errors import InvalidArgument
@@ -117,13 +118,14 @@ def test_the_wait_for_blocks_is_in_the_span_and_a_fault_is_an_error() -> None:
             stub.MatchPrefix(pb.MatchPrefixRequest(lease_id="a", num_blocks=8), timeout=DEADLINE_S)
             with pytest.raises(grpc.RpcError):
                 stub.Allocate(pb.AllocateRequest(lease_id="a", num_blocks=1, wait=True), timeout=3)
+            stub.Release(pb.ReleaseRequest(lease_id="a"), timeout=DEADLINE_S)
             with pytest.raises(grpc.RpcError):
-                stub.Insert(pb.InsertRequest(lease_id="a", tokens=pack(666, 31337)), timeout=DEADLINE_S)
+                provoke(stub, RAISES, 31337, timeout=DEADLINE_S)
         (allocate,) = collector.named("Allocate")
-        (insert,) = collector.named("Insert")
+        (evict,) = collector.named("Evict")
     assert 0.2 < attributes(allocate)["radix_cache.waited_s"] < 60
-    assert (attributes(insert)["rpc.grpc.status_code"], insert.status.code, insert.status.message) == (13, ERROR, "")
-    assert "31337" not in str(insert)
+    assert (attributes(evict)["rpc.grpc.status_code"], evict.status.code, evict.status.message) == (13, ERROR, "")
+    assert "31337" not in str(evict)
 
 
 def test_a_collector_that_is_gone_holds_up_nobody() -> None:

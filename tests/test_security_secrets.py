@@ -70,8 +70,13 @@ def faults() -> Iterator[tuple[str, Any]]:
     yield "Insert", pb.InsertRequest(lease_id="a", tokens=TOKENS)
     yield "MatchPrefix", opens("c", num_tokens=8)
     yield "Insert", pb.InsertRequest(lease_id="c", tokens=pack(faulty.RAISES, *SECRET_IDS))
+    yield "Release", pb.ReleaseRequest(lease_id="c")
+    yield "Evict", pb.EvictRequest(num_blocks=1)
+    yield "Reset", pb.ResetRequest()
     yield "MatchPrefix", opens("d", num_tokens=8)
     yield "Insert", pb.InsertRequest(lease_id="d", tokens=pack(faulty.CANCELS, *SECRET_IDS))
+    yield "Release", pb.ReleaseRequest(lease_id="d")
+    yield "Evict", pb.EvictRequest(num_blocks=1)
 
 
 FIELDS = {"MatchPrefix": "match_prefix", "Insert": "insert", "Free": "free", "Allocate": "allocate", "Probe": "probe"}

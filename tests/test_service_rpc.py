@@ -367,15 +367,12 @@ def test_an_answer_that_would_be_too_long_is_refused_beforehand() -> None:
 def test_what_is_not_in_the_table_is_masked_logged_and_counted() -> None:
     server = ServerProcess(policy="faulty:Faulty")
     with stub_to(server.address) as stub:
-        timed = Timed(stub)
-        timed.MatchPrefix(match(num_tokens=2, engine_id="E"))
-        bad = pb.InsertRequest(lease_id="a", tokens=pack(faulty.RAISES, 31337))
         with pytest.raises(grpc.RpcError) as caught:
-            timed.Insert(bad)
+            faulty.provoke(stub, faulty.RAISES, 31337, timeout=DEADLINE_S)
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert caught.value.details() == "internal error"
         assert "31337" not in str(caught.value)
-        assert timed.GetStats(pb.GetStatsRequest()).num_calls["Insert/INTERNAL"] == 1
+        assert stub.GetStats(pb.GetStatsRequest(), timeout=DEADLINE_S).num_calls["Evict/INTERNAL"] == 1
     status, errors = server.stop()
     assert status == 0
     assert "ValueError" in errors
@@ -384,9 +381,8 @@ def test_what_is_not_in_the_table_is_masked_logged_and_counted() -> None:
 def test_a_cancellation_from_within_becomes_a_status() -> None:
     server = ServerProcess(policy="faulty:Faulty")
     with stub_to(server.address) as stub:
-        stub.MatchPrefix(match(num_tokens=2), timeout=DEADLINE_S)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Insert(pb.InsertRequest(lease_id="a", tokens=pack(faulty.CANCELS, 1)), timeout=DEADLINE_S)
+            faulty.provoke(stub, faulty.CANCELS, 1, timeout=DEADLINE_S)
         assert caught.value.code() is grpc.StatusCode.ABORTED
         stub.GetStats(pb.GetStatsRequest(), timeout=DEADLINE_S)
     server.stop()

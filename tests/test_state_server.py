@@ -220,6 +220,54 @@ def test_a_full_disk_ends_the_server_and_no_answer_was_a_lie(tmp_path: Path) -> 
     assert engine.seq > 20
 
 
+POLICY = """
+from radix_cache.policies import ScoredPolicy
+
+class P(ScoredPolicy):
+    name = "p"
+    def update(self, node, end, counts, hints):
+        node.data = end
+    def score(self, leaf):
+        return 1 / (5 - leaf.data), leaf.last_access
+"""
+
+
+@pytest.mark.parametrize("in_a_batch", [False, True])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_call_that_leaves_the_cache_half_changed_ends_the_server(
+    tmp_path: Path, in_a_batch: bool, has_state: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(POLICY)
+    settings: dict[str, Any] = {
+        "num_blocks": 16,
+        "block_size": 1,
+        "policy": "mine:P",
+        "environ": {"PYTHONPATH": str(tmp_path)},
+        **({"state_dir": tmp_path / "state"} if has_state else {}),
+    }
+    address = f"unix:{tmp_path}/s.sock"
+    server = ServerProcess(address, **settings)
+    with stub_to(address) as stub:
+        for tokens in ((1, 2, 3), (9,)):
+            lease_id = f"L{len(tokens)}"
+            stub.MatchPrefix(pb.MatchPrefixRequest(tokens=pack(*tokens), num_tokens=5, lease_id=lease_id))
+            stub.Insert(pb.InsertRequest(lease_id=lease_id, tokens=pack(*tokens)))
+        stub.Release(pb.ReleaseRequest(lease_id="L1"))
+        fatal = pb.InsertRequest(lease_id="L3", tokens=pack(1, 2, 3, 4, 5))  # no score where a leaf ends at 5
+        batch = pb.BatchRequest(operations=[pb.Operation(insert=fatal)])
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Batch(batch) if in_a_batch else stub.Insert(fatal)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    status, errors = server.finish()
+    assert status == os.EX_SOFTWARE, errors
+    assert "left the cache half changed, so this server ends" in errors
+    assert "ZeroDivisionError" in errors
+    with ServerProcess(address, **settings), stub_to(address) as stub:
+        stats = stub.GetStats(pb.GetStatsRequest())
+        assert stats.num_leases == has_state
+        assert stub.Probe(pb.ProbeRequest(tokens=pack(1, 2, 3, 4, 5))).num_cached_tokens == 3 * has_state
+
+
 def test_a_second_server_on_one_directory_is_refused(tmp_path: Path) -> None:
     with ServerProcess(state_dir=tmp_path), pytest.raises(StartFailed, match="in use by another server") as caught:
         ServerProcess(state_dir=tmp_path)

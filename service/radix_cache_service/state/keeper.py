@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from radix_cache_service.fatal import end_at_once
 from radix_cache_service.state.compaction import Compacted, CompactionFailed, compact
 from radix_cache_service.state.directory import Manifest, StateDir
 from radix_cache_service.state.journal import Segment, StateError
@@ -109,9 +110,7 @@ class Keeper:
             self._end(error)
 
     def _end(self, error: StateError) -> NoReturn:
-        _log.critical("calls cannot be written down any more, so this server ends: %s", error)
-        logging.shutdown()
-        os._exit(os.EX_IOERR)
+        end_at_once(_log, os.EX_IOERR, f"calls cannot be written down any more ({error})", error)
 
     # Compaction.
 

@@ -12,15 +12,18 @@ an engine was heard of, and time went on.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from radix_cache import Lease, PrefixCache
-from radix_cache.errors import PoolExhausted, RadixCacheError
+from radix_cache.errors import IntegrityError, PoolExhausted, RadixCacheError
 from radix_cache.operations import Allocate, MatchPrefix, Operation, Outcome, Probe, Reset, check_name
 from radix_cache_service.clock import CallClock
 from radix_cache_service.convert import Limits, fill_result
 from radix_cache_service.errors import PoolInUse
+from radix_cache_service.fatal import end_at_once
 from radix_cache_service.pb import prefix_cache_pb2 as pb
 from radix_cache_service.state.journal import Kind, Record, StateError
 from radix_cache_service.state.openings import Openings
@@ -29,6 +32,8 @@ from radix_cache_service.state.records import batch_record, digest_of, read_batc
 __all__ = ["Journal", "Ledger"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _ANY = 2**62
 _RESET = pb.Operation.RESET_FIELD_NUMBER
@@ -112,7 +117,11 @@ class Ledger:
     def _run(self, operation: Operation, engine_id: str) -> Any:
         if self.journal is None:
             self.clock.tick()
-            return self._do(operation, engine_id)
+            try:
+                return self._do(operation, engine_id)
+            except Exception as error:
+                self._check_whole(error)
+                raise
 
         def record(said: object) -> tuple[int, bytes]:
             if (
@@ -169,6 +178,8 @@ class Ledger:
 
         def encode(operation: Operation, outcome: Outcome) -> pb.OperationResult:
             error = outcome.error
+            if isinstance(error, IntegrityError):
+                raise error  # of the batch as a whole
             if error is not None:
                 outcome = Outcome(error=self._explained(error))
             elif isinstance(operation, MatchPrefix):
@@ -260,10 +271,22 @@ class Ledger:
         try:
             said = self._made(call)
         except Exception as error:
+            self._check_whole(error)
             self._write(record, error)
             raise
         self._write(record, said)
         return said
+
+    def _check_whole(self, error: Exception) -> None:
+        """End the process if a fault has left the cache half changed: blocks could be handed out twice. The journal has
+        all but this call, so the next start has the cache as it was before.
+        """
+        if isinstance(error, RadixCacheError) and not isinstance(error, IntegrityError):
+            return
+        try:
+            self.cache.check_integrity()
+        except Exception:  # noqa: BLE001 - a walk over what is broken may fail in any way
+            end_at_once(_log, os.EX_SOFTWARE, "a call has failed and left the cache half changed", error)
 
     def _made(self, call: Callable[[], T]) -> T:
         """Make a call. One that the cache refuses before it looks at the clock lets its time pass all the same: else
