@@ -132,13 +132,12 @@ class CacheMachine(RuleBasedStateMachine):
         """Return the lease, or its id where that is wanted or there is no more than that."""
         return lease_id if by_id and self.route.shares_leases else self.leases.get(lease_id, lease_id)
 
-    def chosen(self, call: Call, found: Any, num_added: int = 0) -> list[int]:
-        """Return the ids that the cache chose for this call; ``num_added`` came to the table after it."""
+    def chosen(self, call: Call, found: Any) -> list[int]:
+        """Return the ids that the cache chose for this call."""
         if call.verb == "allocate" and not isinstance(found, RadixCacheError):
             return list(found)
         if isinstance(found, Lease):
-            table = list(found.block_table)
-            return table[found.num_cached_tokens // self.model.block_size : len(table) - num_added]
+            return list(found.block_table)[found.num_cached_tokens // self.model.block_size :]
         return []
 
     def take_note(self, call: Call, found: Any) -> None:
@@ -209,16 +208,27 @@ class CacheMachine(RuleBasedStateMachine):
         return [attempt(answer.result) for answer in pending]
 
     def chosen_in_batch(self, calls: list[Call], found: list[Any], place: int) -> list[int]:
-        """Return the ids that were chosen for one call: a lease's table shows what later calls have added, too."""
-        mine = calls[place].options.get("lease_id")
-        num_added = 0
+        """Return the ids that were chosen for one call. A lease's table shows what later calls have made of it: they
+        have added blocks, and replaced those that became redundant.
+        """
+        opened, size = found[place], self.model.block_size
+        if not isinstance(opened, Lease):
+            return self.chosen(calls[place], opened)
+        table, num_cached, num_added = list(opened.block_table), opened.num_cached_tokens // size, 0
+        num_published = num_cached
         for call, answer in zip(calls[place + 1 :], found[place + 1 :], strict=True):
-            if call.options.get("lease_id") != mine:
+            if call.options.get("lease_id") != opened.lease_id or isinstance(answer, RadixCacheError):
                 continue
-            if call.verb in OPENING and isinstance(answer, Lease):
+            if call.verb in OPENING:
                 break  # the name was free again: what follows is another lease's
-            num_added += len(self.chosen(call, answer)) if call.verb == "allocate" else 0
-        return self.chosen(calls[place], found[place], num_added)
+            if call.verb == "allocate":
+                num_added += len(answer)
+            if call.verb == "insert":
+                replaced = list(answer.redundant_block_ids)
+                table[num_published : num_published + len(replaced)] = replaced
+                end = (call.options.get("offset", 0) + len(call.options["tokens"])) // size
+                num_published = max(num_published, end)
+        return table[num_cached : len(table) - num_added]
 
     # What should happen more seldom: one rule, since each rule is drawn equally often.
 
