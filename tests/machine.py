@@ -249,7 +249,14 @@ class CacheMachine(RuleBasedStateMachine):
         for engine, (seq, calls, answers) in self.sent.items():
             found = self.send(calls, engine, seq)
             self.model.begin(engine)
-            assert list(map(plain, found)) == answers
+            assert list(map(self.lasting, map(plain, found))) == list(map(self.lasting, answers))
+
+    def lasting(self, said: Any) -> Any:
+        """Return of an answer what does not change: a lease that everybody shares may have let go of its partial block
+        since.
+        """
+        is_lease = isinstance(said, tuple) and len(said) == 5 and self.route.shares_leases
+        return said[:3] if is_lease else said
 
     def send_old_batches(self) -> None:
         """Not one of its calls runs."""

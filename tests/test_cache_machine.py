@@ -11,17 +11,15 @@ TestCacheMachine = CacheMachine.TestCase
 ANY = Who(0)
 
 
-def test_the_model_follows_a_block_that_is_replaced_in_the_batch_that_handed_it_out() -> None:
+def start(block_size: int) -> CacheMachine:
     machine = CacheMachine()
-    machine.start(
-        num_blocks=4,
-        block_size=1,
-        num_reserved_blocks=0,
-        lease_ttl_s=None,
-        growth_share=0.0,
-        pin_share=0.25,
-        limits={},
-    )
+    config = {"num_reserved_blocks": 0, "lease_ttl_s": None, "growth_share": 0.0, "pin_share": 0.25, "limits": {}}
+    machine.start(num_blocks=4, block_size=block_size, **config)
+    return machine
+
+
+def test_the_model_follows_a_block_that_is_replaced_in_the_batch_that_handed_it_out() -> None:
+    machine = start(block_size=1)
     insert = Insert(ANY, Prompt((0, 1)), stray=True, over=True)
     for drawn in (Match(Prompt((0, 1)), spare=0), insert, Release(ANY)):
         machine.one(drawn, None, by_id=False)
@@ -29,4 +27,18 @@ def test_the_model_follows_a_block_that_is_replaced_in_the_batch_that_handed_it_
     machine.all_agrees()
     (lease,) = machine.model.leases.values()
     assert len(lease.redundant) == 1
+    machine.teardown()
+
+
+def test_a_batch_is_repeated_when_a_lease_of_it_has_let_go_of_its_partial_block() -> None:
+    machine = start(block_size=2)
+    for drawn in (Match(Prompt((0, 1)), spare=0), Insert(ANY, Prompt((0, 1)), stray=True), Release(ANY)):
+        machine.one(drawn, None, by_id=False)
+    machine.batch(drawn=[Match(Prompt((0, 0)), spare=0, partial=True)], engine="E", strict=False, skip=0)
+    lease = list(machine.leases.values())[-1]
+    assert lease.num_partial_tokens == 1
+    machine.one(Insert(ANY, Prompt((0, 0)), stray=True), None, by_id=False)
+    assert lease.num_partial_tokens == 0
+    machine.repeat_batches()
+    machine.all_agrees()
     machine.teardown()
