@@ -7,7 +7,7 @@ table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -87,6 +87,15 @@ def plain(answer: Any) -> Any:
     if hasattr(answer, "redundant_block_ids"):
         return Inserted(answer.num_cached_tokens, list(answer.block_ids), list(answer.redundant_block_ids))
     return list(answer) if hasattr(answer, "__len__") else answer
+
+
+def calls_of(lease_id: str, calls: list[Call], found: list[Any]) -> Iterator[tuple[Call, Any]]:
+    """Yield the calls to a lease that were not refused, up to its end, with their answers."""
+    for call, answer in zip(calls, found, strict=True):
+        if call.options.get("lease_id") == lease_id and not isinstance(answer, RadixCacheError):
+            if call.verb in OPENING:
+                return  # the name was free again: what follows is another lease's
+            yield call, answer
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -209,26 +218,33 @@ class CacheMachine(RuleBasedStateMachine):
 
     def chosen_in_batch(self, calls: list[Call], found: list[Any], place: int) -> list[int]:
         """Return the ids that were chosen for one call. A lease's table shows what later calls have made of it: they
-        have added blocks, and replaced those that became redundant.
+        have added blocks, given some back, and replaced those that became redundant. The last of them is undone first.
         """
         opened, size = found[place], self.model.block_size
         if not isinstance(opened, Lease):
             return self.chosen(calls[place], opened)
-        table, num_cached, num_added = list(opened.block_table), opened.num_cached_tokens // size, 0
-        num_published = num_cached
-        for call, answer in zip(calls[place + 1 :], found[place + 1 :], strict=True):
-            if call.options.get("lease_id") != opened.lease_id or isinstance(answer, RadixCacheError):
-                continue
-            if call.verb in OPENING:
-                break  # the name was free again: what follows is another lease's
+        table, num_published = list(opened.block_table), opened.num_cached_tokens // size
+        redundant: set[int] = set()
+        to_undo: list[tuple[str, int, list[int]]] = []
+        for call, answer in calls_of(opened.lease_id, calls[place + 1 :], found[place + 1 :]):
             if call.verb == "allocate":
-                num_added += len(answer)
-            if call.verb == "insert":
+                to_undo.append(("added", 0, list(answer)))
+            elif call.verb == "free":
+                to_undo.append(("trimmed", 0, [i for i in call.options["block_ids"] if i not in redundant]))
+            elif call.verb == "insert":
                 replaced = list(answer.redundant_block_ids)
-                table[num_published : num_published + len(replaced)] = replaced
-                end = (call.options.get("offset", 0) + len(call.options["tokens"])) // size
+                redundant.update(replaced)
+                to_undo.append(("replaced", num_published, replaced))
+                end = (call.options["offset"] + len(call.options["tokens"])) // size
                 num_published = max(num_published, end)
-        return table[num_cached : len(table) - num_added]
+        for what, at, ids in reversed(to_undo):
+            if what == "added":
+                del table[len(table) - len(ids) :]
+            elif what == "trimmed":
+                table += ids
+            else:
+                table[at : at + len(ids)] = ids
+        return table[opened.num_cached_tokens // size :]
 
     # What should happen more seldom: one rule, since each rule is drawn equally often.
 

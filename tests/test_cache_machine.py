@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calls import Insert, Match, Release, Who
+from calls import Free, Insert, Match, Release, Who
 from helpers import Prompt
 from machine import CacheMachine
 
@@ -27,6 +27,17 @@ def test_the_model_follows_a_block_that_is_replaced_in_the_batch_that_handed_it_
     machine.all_agrees()
     (lease,) = machine.model.leases.values()
     assert len(lease.redundant) == 1
+    machine.teardown()
+
+
+def test_the_model_follows_a_block_that_is_given_back_in_the_batch_that_handed_it_out() -> None:
+    machine = start(block_size=1)
+    machine.one(Match(Prompt(()), num_blocks=4), None, by_id=False)
+    again = [Release(ANY), Match(Prompt(()), num_blocks=4, reuse=ANY), Free(ANY, 2)]
+    machine.batch(drawn=again, engine=None, strict=False, skip=0)
+    machine.all_agrees()
+    (lease,) = machine.model.leases.values()
+    assert len(lease.private) == 2
     machine.teardown()
 
 
