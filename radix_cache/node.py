@@ -98,9 +98,8 @@ class Node:
         tokens, block_ids = self.tokens, self.block_ids
         num_id_bytes = num_bytes // block_bytes * BLOCK_ID_BYTES
         upper = Node(self.parent, tokens[:num_bytes], block_ids[:num_id_bytes])
-        upper.end = (
-            self.end - len(tokens) + num_bytes
-        )  # the parent may have grown or shrunk since a reset detached this
+        # Not from the parent, which may have grown or shrunk since a reset detached this.
+        upper.end = self.end - len(tokens) + num_bytes
         upper.last_access = self.last_access
         upper.created = self.created
         upper.data = self.data

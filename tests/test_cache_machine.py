@@ -18,12 +18,16 @@ def start(block_size: int) -> CacheMachine:
     return machine
 
 
+def publish(machine: CacheMachine, *symbols: int) -> None:
+    for drawn in (Match(Prompt(symbols), spare=0), Insert(ANY, Prompt(symbols), stray=True), Release(ANY)):
+        machine.one(drawn, None, by_id=False)
+
+
 def test_the_model_follows_a_block_that_is_replaced_in_the_batch_that_handed_it_out() -> None:
     machine = start(block_size=1)
-    insert = Insert(ANY, Prompt((0, 1)), stray=True, over=True)
-    for drawn in (Match(Prompt((0, 1)), spare=0), insert, Release(ANY)):
-        machine.one(drawn, None, by_id=False)
-    machine.batch(drawn=[Match(Prompt((0,)), num_blocks=1, reuse=ANY), insert], engine=None, strict=False, skip=0)
+    publish(machine, 0, 1)
+    again = [Match(Prompt((0,)), num_blocks=1, reuse=ANY), Insert(ANY, Prompt((0, 1)), stray=True, over=True)]
+    machine.batch(drawn=again, engine=None, strict=False, skip=0)
     machine.all_agrees()
     (lease,) = machine.model.leases.values()
     assert len(lease.redundant) == 1
@@ -43,8 +47,7 @@ def test_the_model_follows_a_block_that_is_given_back_in_the_batch_that_handed_i
 
 def test_a_batch_is_repeated_when_a_lease_of_it_has_let_go_of_its_partial_block() -> None:
     machine = start(block_size=2)
-    for drawn in (Match(Prompt((0, 1)), spare=0), Insert(ANY, Prompt((0, 1)), stray=True), Release(ANY)):
-        machine.one(drawn, None, by_id=False)
+    publish(machine, 0, 1)
     machine.batch(drawn=[Match(Prompt((0, 0)), spare=0, partial=True)], engine="E", strict=False, skip=0)
     lease = list(machine.leases.values())[-1]
     assert lease.num_partial_tokens == 1

@@ -27,7 +27,7 @@ from radix_cache_service.clock import CallClock
 from radix_cache_service.events.settings import check_events
 from radix_cache_service.recording import check_recording
 
-__all__ = ["LOG_FORMATS", "LOG_LEVELS", "ServerConfig", "check_logs", "message_limit", "setting"]
+__all__ = ["LOG_FORMATS", "LOG_LEVELS", "ServerConfig", "check_drain", "check_logs", "message_limit", "setting"]
 
 _OVERHEAD_BYTES = 1024 * 1024
 _LEAST_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -166,9 +166,7 @@ class ServerConfig(Secured):
         for name, limit in self.client_limits._asdict().items():
             if limit is not None:
                 check_count(limit, name, 1)
-        for name in ("drain_delay_s", "grace_s"):
-            if getattr(self, name) != 0:
-                check_seconds(getattr(self, name), f"{name}, where it is not 0,")
+        check_drain(self.drain_delay_s, self.grace_s)
         check_seconds(self.lease_ttl_s, "lease_ttl_s")
         check_seconds(self.max_renew_s, "max_renew_s")
         if self.state_dir == "":
@@ -243,6 +241,13 @@ class ServerConfig(Secured):
     def max_message_bytes(self) -> int:
         """The longest message of either direction."""
         return message_limit(self.max_tokens)
+
+
+def check_drain(drain_delay_s: float, grace_s: float) -> None:
+    """Raise `InvalidArgument` for a setting of that name that is wrong."""
+    for name, seconds in (("drain_delay_s", drain_delay_s), ("grace_s", grace_s)):
+        if seconds != 0:
+            check_seconds(seconds, f"{name}, where it is not 0,")
 
 
 def check_logs(metrics_listen: str | None, log_format: str, log_level: str) -> None:

@@ -27,16 +27,17 @@ class EventService:
         self.addresses: list[str] = []
         self._config = config
         self._sockets: EventSockets | None = None
-        encode = pieces = None
+        self._pieces = Pieces(config.block_size)
+        encode = cut = None
         if config.events_listen is not None:
             from radix_cache_service.events.wire import EventEncoder  # noqa: PLC0415 - an extra
 
             encode = EventEncoder(config.block_size, config.events_format, config.events_rank)
-            pieces = Pieces(config.block_size)
+            cut = self._pieces
         if config.events or encode is not None:
             numbers = Numbers(config.state_dir)
             self.stream = EventStream(
-                cache, config.max_queued_events, config.max_kept_events, encode, pieces, numbers=numbers
+                cache, config.max_queued_events, config.max_kept_events, encode, cut, numbers=numbers
             )
 
     def start(self) -> None:
@@ -53,7 +54,7 @@ class EventService:
                 self._config.events_listen,
                 replay_address_of(self._config),
                 self._config.events_topic,
-                Pieces(self._config.block_size).num_waiting,
+                self._pieces.num_waiting,
                 None if key_file is None else read_curve(key_file, self._config.events_readers_dir),
             )
             self._sockets.start()

@@ -14,7 +14,7 @@ from radix_cache.tokens import shown
 from radix_cache_service.access.addresses import check_address, is_local
 from radix_cache_service.access.secrets import Secured, check_secrets
 from radix_cache_service.access.tokens import is_token
-from radix_cache_service.config import check_logs, message_limit, setting
+from radix_cache_service.config import check_drain, check_logs, message_limit, setting
 
 if TYPE_CHECKING:
     from radix_cache_service.client.tls import Tls
@@ -129,9 +129,7 @@ class RouterConfig(Secured):
             check_count(self.block_size, "block_size", 1)
         for name in ("heartbeat_s", "request_ttl_s"):
             check_seconds(getattr(self, name), name)
-        for name in ("drain_delay_s", "grace_s"):
-            if getattr(self, name) != 0:
-                check_seconds(getattr(self, name), f"{name}, where it is not 0,")
+        check_drain(self.drain_delay_s, self.grace_s)
         for name, least in (("max_load", 1), ("prefill_weight", 0)):
             said = getattr(self, name)
             if isinstance(said, bool) or not least <= said <= _MOST:
